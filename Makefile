@@ -1,0 +1,67 @@
+# Everything this project does, by one command each; `make` alone lists them.
+# Works from a fresh checkout: each command first does the set-up it needs, and only what has changed since the last time.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+CORE   := $(wildcard pagemgr/*.[ch] structures/*.[ch])
+C_TEXT := $(filter-out %.cdef.h,$(CORE)) $(wildcard tests/c/*.[ch])
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make setup   make the virtual environment $(VENV)/ with Quire and all tools in it"
+	@echo "make demo    show the core at work: counting, snapshots, a crash and the recovery from it"
+	@echo "make test    run all tests, then again under the address, undefined-behaviour and thread sanitizers"
+	@echo "make lint    check format, style and types of the Python and C code"
+	@echo "make bench   run the benchmarks"
+	@echo "make clean   remove everything that was built (downloads stay in pip's cache)"
+
+$(STAMPS)/venv: tools/check_machine.sh
+	@echo "== Checking this machine"
+	@sh tools/check_machine.sh $(PYTHON)
+	@echo "== Making the virtual environment $(VENV)/"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77" "cffi>=1.17"
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/quire: $(STAMPS)/venv pyproject.toml setup.py src/quire/_native_build.py $(CORE)
+	@echo "== Compiling the core and installing Quire into $(VENV)/ (editable)"
+	@$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(STAMPS)/tools: $(STAMPS)/quire pyproject.toml
+	@echo "== Installing the tools for lint and bench"
+	@$(BIN)/python tools/extras.py lint bench | xargs -d '\n' $(BIN)/python -m pip install --quiet
+	@touch $@
+
+setup: $(STAMPS)/quire $(STAMPS)/tools
+	@echo "Ready: $$($(BIN)/python -c 'import quire; print("Quire", quire.__version__)') in $(VENV)/; start with $(BIN)/quire demo"
+
+demo: $(STAMPS)/quire
+	@$(BIN)/quire demo
+
+test: $(STAMPS)/quire
+	@$(BIN)/python tools/run_tests.py
+
+lint: $(STAMPS)/tools
+	@echo "== Python: style"
+	@$(BIN)/ruff check .
+	@echo "== Python: format"
+	@$(BIN)/ruff format --check .
+	@echo "== Python: types, of the package laid out as it is installed"
+	@rm -rf build/lint && $(BIN)/python setup.py --quiet build_py --build-lib build/lint
+	@cd build/lint && ../../$(BIN)/mypy --config-file ../../pyproject.toml --package quire
+	@echo "== C: format"
+	@$(BIN)/clang-format --dry-run -Werror $(C_TEXT)
+	@echo "Lint: all clean"
+
+bench: $(STAMPS)/tools
+	@$(BIN)/quire bench
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info src/*.egg-info src/quire/*.so .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "Clean"

@@ -1,0 +1,508 @@
+"""The family "core": maps in memory, by themselves and beside other stores. Keys of 16 bytes, values of 64.
+
+    core.map              bulk put, get, update, remove on the unordered map
+    core.ordered          bulk put in random and ascending order, get, full scan, short ranges on the ordered map
+    core.map-each         one Python call per record, unordered map
+    core.ordered-each     one Python call per record, ordered map
+    core.snapshot         opening a snapshot, and what updates cost while one is open, by size of the state
+    core.memory           bytes held per byte stored after sequential load, random load, and churn
+    core.curve            cost per operation by number of records, both maps
+    core.page-size        everything again by page size, unordered map
+
+Times are wall clock on one thread and include the commit. Every result is compared with what it should be before its time
+counts; that and the making of inputs happen outside the clock, with Python's garbage collector off.
+"""
+
+import contextlib
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.bench.data import (
+    RECORD_BYTES,
+    Ids,
+    Model,
+    WrongResult,
+    in_key_order,
+    joined,
+    joined_pairs,
+    keys_of,
+    pieces,
+    to_list,
+    uniform,
+    zipf,
+)
+from quire.bench.machine import resident_bytes
+from quire.bench.peers import Peer, Quire, Way, peer_class
+
+CHUNK_ROWS = 1 << 20  # how many records one bulk call gets at most
+SMALL_CHUNK_ROWS = 1 << 14  # for the memory benchmark, where inputs would disturb
+PROBE_KEYS = 20_000
+RANGE_ROWS = 100
+CURVE_OPERATIONS = 100_000
+SNAPSHOT_CALLS = 2000
+NANOSECONDS = 1e9
+
+STORES = ("quire", "lmdb", "rocksdb", "sqlite")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one process measures: one benchmark, one peer, one size, once."""
+
+    benchmark: str
+    variant: str
+    peer: str
+    size: int
+    operations_max: int
+    seed: int
+    folder: Path
+
+    @property
+    def operations(self) -> int:
+        """How many records gets, updates and removes touch."""
+        return min(self.size, self.operations_max)
+
+    def random(self) -> np.random.Generator:
+        """Random numbers that are the same for every peer."""
+        return np.random.default_rng([self.seed, self.size])
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number; less is better. ``state`` tells apart what is measured on one peer in several states."""
+
+    measure: str
+    value: float
+    unit: str
+    operations: int
+    call: str
+    state: str = ""
+
+
+Function = Callable[[Case], Iterator[Measurement]]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark: for each variant its peers, and the sizes for a quick and a full run."""
+
+    name: str
+    summary: str
+    function: Function
+    variants: dict[str, tuple[str, ...]]
+    quick: tuple[int, ...]
+    full: tuple[int, ...]
+    size_unit: str = "records"
+    reference: str = "quire"
+    repetitions_max: int = 1000
+
+
+class Bench:
+    """A peer and the model of what it should hold; each method gives nanoseconds per record, after checking the result."""
+
+    def __init__(self, case: Case, ordered: bool, capacity: int, chunk_rows: int = CHUNK_ROWS) -> None:
+        self.chunk_rows, self.ordered = chunk_rows, ordered
+        self.model = Model(capacity)
+        self.peer: Peer = peer_class(case.peer)(case.folder, ordered, capacity)
+
+    def put(self, ids: Ids, commit: bool = True) -> float:
+        """Puts records in one transaction; checked by the reads that follow."""
+        watch = Watch()
+        if commit:
+            watch.time(self.peer.begin)
+        for piece in pieces(ids, self.chunk_rows):
+            pairs = self.peer.pairs_in(keys_of(piece), self.model.put(piece))
+            watch.time(self.peer.put, pairs)
+        if commit:
+            watch.time(self.peer.commit)
+        return watch.per(len(ids))
+
+    def remove(self, ids: Ids) -> float:
+        """Removes records in one transaction; checked by the scan that follows."""
+        watch = Watch()
+        watch.time(self.peer.begin)
+        for piece in pieces(ids, self.chunk_rows):
+            keys = self.peer.keys_in(keys_of(piece))
+            watch.time(self.peer.remove, keys)
+            self.model.remove(piece)
+        watch.time(self.peer.commit)
+        return watch.per(len(ids))
+
+    def get(self, ids: Ids) -> tuple[float, str]:
+        """Reads records by the fastest way that the peer has, and names it."""
+        name, way = fastest(self.peer.get_ways(), self.peer.keys_in(keys_of(ids[:PROBE_KEYS])))
+        watch = Watch()
+        for piece in pieces(ids, self.chunk_rows):
+            found = watch.time(way, self.peer.keys_in(keys_of(piece)))
+            self.model.check_values(piece, joined(found))
+        return watch.per(len(ids)), name
+
+    def scan(self) -> float:
+        """Reads everything."""
+        watch = Watch()
+        scanned = watch.time(self.peer.scan)
+
+        def read() -> Iterator[tuple[bytes, bytes]]:
+            while (block := watch.time(next, scanned, None)) is not None:
+                yield joined_pairs(block)
+
+        self.model.check_all(read(), self.ordered)
+        return watch.per(max(1, self.model.count))
+
+    def ranges(self, count: int, random: np.random.Generator) -> tuple[float, str]:
+        """Reads ranges of RANGE_ROWS records that lie side by side."""
+        in_order = in_key_order(np.flatnonzero(self.model.versions >= 0))
+        starts = random.integers(0, max(1, len(in_order) - RANGE_ROWS), count)
+        ends = np.minimum(starts + RANGE_ROWS, len(in_order) - 1)
+        lows, highs = to_list(keys_of(in_order[starts])), to_list(keys_of(in_order[ends]))
+        bounds = list(zip(lows, highs, strict=True))
+        name, way = fastest(self.peer.range_ways(), bounds[: max(1, PROBE_KEYS // RANGE_ROWS)])
+        watch = Watch()
+        found = watch.time(way, bounds)
+        parts = [joined_pairs(block) for block in found]
+        ids = self.model.check_records(b"".join(keys for keys, _ in parts), b"".join(values for _, values in parts))
+        expected = np.concatenate([in_order[start:end] for start, end in zip(starts, ends, strict=True)])
+        if not np.array_equal(ids, expected):
+            raise WrongResult("ranges gave other records than lie in them")
+        return watch.per(len(ids)), name
+
+    def put_each(self, ids: Ids) -> float:
+        """Puts records by one call each."""
+        keys, values = to_list(keys_of(ids)), to_list(self.model.put(ids))
+        watch = Watch()
+        watch.time(self.peer.put_each, keys, values)
+        return watch.per(len(ids))
+
+    def get_each(self, ids: Ids) -> float:
+        """Reads records by one call each."""
+        watch = Watch()
+        found = watch.time(self.peer.get_each, to_list(keys_of(ids)))
+        self.model.check_values(ids, joined(found))
+        return watch.per(len(ids))
+
+    def remove_each(self, ids: Ids) -> float:
+        """Removes records by one call each."""
+        watch = Watch()
+        watch.time(self.peer.remove_each, to_list(keys_of(ids)))
+        self.model.remove(ids)
+        return watch.per(len(ids))
+
+    def check(self) -> None:
+        """Compares everything in the store with the model."""
+        self.scan()
+
+    def calls(self, name: str) -> str:
+        """The call that a measurement times."""
+        return self.peer.calls[name]
+
+
+class Watch:
+    """Adds up the time of calls."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def time(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls, and counts the time that it takes."""
+        start = time.perf_counter()
+        result = call(*arguments)
+        self.seconds += time.perf_counter() - start
+        return result
+
+    def per(self, operations: int) -> float:
+        """Nanoseconds per operation."""
+        return self.seconds * NANOSECONDS / operations
+
+
+@contextlib.contextmanager
+def opened(case: Case, ordered: bool, capacity: int, chunk_rows: int = CHUNK_ROWS) -> Iterator[Bench]:
+    """A fresh store, closed at the end; the garbage collector is off meanwhile."""
+    folder = case.folder / f"store-{len(list(case.folder.iterdir()))}"
+    folder.mkdir()
+    store = Bench(replace(case, folder=folder), ordered, capacity, chunk_rows)
+    gc.collect()
+    gc.disable()
+    try:
+        yield store
+    finally:
+        gc.enable()
+        store.peer.close()
+
+
+def fastest(ways: dict[str, Way], sample: Any) -> tuple[str, Way]:
+    """Tries all ways on a sample and gives the fastest with its name."""
+    if len(ways) == 1:
+        return next(iter(ways.items()))
+
+    def seconds(name: str) -> float:
+        watch = Watch()
+        watch.time(ways[name], sample)
+        return watch.seconds
+
+    best = min(ways, key=seconds)
+    return best, ways[best]
+
+
+# ------------------------------------------------------------------------------------------------ maps beside peers
+
+
+def bulk_map(case: Case) -> Iterator[Measurement]:
+    """core.map"""
+    random, count = case.random(), case.operations
+    with opened(case, False, case.size) as store:
+        draws = {"uniform": uniform(case.size, count, random), "zipf": zipf(case.size, count, random)}
+        yield timed("put new keys", store.put(uniform(case.size, case.size, random)), case.size, store.calls("put"))
+        for draw, ids in draws.items():
+            yield timed(f"get, {draw}", *counted(store.get(ids), count))
+        for draw, ids in draws.items():
+            yield timed(f"update, {draw}", store.put(ids), count, store.calls("put"))
+        store.check()
+        if state := store.peer.settle():
+            for draw, ids in draws.items():
+                yield timed(f"get, {draw}", *counted(store.get(ids), count), state)
+        yield timed("remove", store.remove(draws["uniform"]), count, store.calls("remove"))
+        store.check()
+
+
+def bulk_ordered(case: Case) -> Iterator[Measurement]:
+    """core.ordered"""
+    random, count = case.random(), case.operations
+    with opened(case, True, case.size) as store:
+        ids, ranges = uniform(case.size, count, random), max(1, count // RANGE_ROWS)
+        yield timed("put, random order", store.put(uniform(case.size, case.size, random)), case.size, store.calls("put"))
+        yield from reads(store, ids, ranges, random)
+        if state := store.peer.settle():
+            yield from reads(store, ids, ranges, random, state)
+        yield timed("remove", store.remove(ids), count, store.calls("remove"))
+        store.check()
+    with opened(case, True, case.size) as store:
+        ascending = in_key_order(np.arange(case.size))
+        yield timed("put, ascending order", store.put(ascending), case.size, store.calls("put"))
+        store.check()
+
+
+def reads(store: Bench, ids: Ids, ranges: int, random: np.random.Generator, state: str = "") -> Iterator[Measurement]:
+    """The reads of core.ordered"""
+    yield timed("get, uniform", *counted(store.get(ids), len(ids)), state)
+    yield timed("full scan", store.scan(), store.model.count, store.calls("scan"), state)
+    yield timed(f"ranges of {RANGE_ROWS}", *counted(store.ranges(ranges, random), ranges * RANGE_ROWS), state)
+
+
+def each(case: Case, ordered: bool) -> Iterator[Measurement]:
+    """core.map-each and core.ordered-each"""
+    random, count = case.random(), case.operations
+    with opened(case, ordered, case.size) as store:
+        ids = uniform(case.size, count, random)
+        everything = uniform(case.size, case.size, random)
+        yield timed("put new keys", store.put_each(everything), case.size, store.calls("put each"))
+        yield timed("get", store.get_each(ids), count, store.calls("get each"))
+        yield timed("update", store.put_each(ids), count, store.calls("put each"))
+        store.check()
+        if state := store.peer.settle():
+            yield timed("get", store.get_each(ids), count, store.calls("get each"), state)
+        yield timed("remove", store.remove_each(ids), count, store.calls("remove each"))
+        store.check()
+
+
+def timed(measure: str, value: float, operations: int, call: str, state: str = "") -> Measurement:
+    """A time per operation."""
+    return Measurement(measure, value, "ns/op", operations, call, state)
+
+
+def counted(result: tuple[float, str], operations: int) -> tuple[float, int, str]:
+    """A time and a call with the number of operations between them."""
+    return result[0], operations, result[1]
+
+
+# ------------------------------------------------------------------------------------------------ Quire's own properties
+
+
+def snapshot(case: Case) -> Iterator[Measurement]:
+    """core.snapshot; the size is the state's, in MB"""
+    random, wanted = case.random(), case.size << 20
+    capacity = wanted // RECORD_BYTES
+    with opened(case, False, capacity) as store:
+        assert isinstance(store.peer, Quire)
+        pm, total = store.peer.pm, 0
+        while pm.stats().bytes_held < wanted and total < capacity:
+            added = min(CHUNK_ROWS // 8, capacity - total)
+            store.put(np.arange(total, total + added))
+            total += added
+        pm.snapshot().close()
+        watches = [Watch() for _ in range(SNAPSHOT_CALLS)]
+        for watch in watches:
+            watch.time(lambda: pm.snapshot().close())
+        seconds = statistics.median(watch.seconds for watch in watches)
+        yield Measurement("open and close", seconds * 1e6, "µs", SNAPSHOT_CALLS, "pm.snapshot().close()")
+
+        ids = uniform(total, min(total, case.operations_max) // 10 + 1, random)
+        before = Model(capacity)
+        before.versions[:] = store.model.versions
+        epoch = pm.epoch
+        with pm.snapshot() as pinned:
+            yield timed("update, snapshot open", store.put(ids), len(ids), store.calls("put"))
+            touched = sum(pm.changed_pages("bench", epoch).values())
+            copies = pm.stats().frames_retired
+            yield Measurement("copies per touched page", copies / touched, "pages", touched, "pm.stats(), frames_retired")
+            yield timed("update again, snapshot open", store.put(ids), len(ids), store.calls("put"))
+            more = pm.stats().frames_retired - copies
+            yield Measurement("more copies on updating again", more / touched, "pages", touched, "as above")
+            keys = store.peer.keys_in(keys_of(ids))
+            before.check_values(ids, joined(pinned.map("bench").get_many(keys)))
+            store.model.check_values(ids, joined(store.peer.map.get_many(keys)))
+        yield timed("update, no snapshot open", store.put(ids), len(ids), store.calls("put"))
+        store.model.check_values(ids, joined(store.peer.map.get_many(keys)))
+
+
+def memory(case: Case) -> Iterator[Measurement]:
+    """core.memory"""
+    ordered, load = case.variant.startswith("ordered"), case.variant.rpartition(" ")[2]
+    random, size, raw = case.random(), case.size, case.size * RECORD_BYTES
+    with opened(case, ordered, 3 * size, SMALL_CHUNK_ROWS) as store:
+
+        def measured(after: str) -> Iterator[Measurement]:
+            resident = resident_bytes(case.folder) - base
+            held = store.peer.held_bytes()
+            store.check()
+            if held is not None:
+                yield Measurement(f"held after {after}", held / raw, "bytes/byte", size, "the store's own count")
+            yield Measurement(f"resident after {after}", resident / raw, "bytes/byte", size, "memory of process and files")
+
+        base = resident_bytes(case.folder)
+        ids = in_key_order(np.arange(size)) if load == "sequential" else uniform(size, size, random)
+        store.put(ids)
+        yield from measured("load")
+        if load == "random":
+            live, step = ids.copy(), max(1, size // 10)
+            for start in range(size, 3 * size, step):
+                new = np.arange(start, min(start + step, 3 * size))
+                random.shuffle(live)
+                store.remove(live[: len(new)])
+                store.put(new)
+                live[: len(new)] = new
+            yield from measured("churn of twice the size")
+
+
+def curve(case: Case) -> Iterator[Measurement]:
+    """core.curve; small sizes are repeated, so that there is something to time"""
+    random, ordered = case.random(), case.variant == "ordered"
+    rounds = max(1, min(CURVE_OPERATIONS, case.operations_max) // case.size)
+    times: dict[str, list[float]] = {"put": [], "get": [], "update": []}
+    for _ in range(rounds):
+        with opened(case, ordered, case.size) as store:
+            times["put"].append(store.put(uniform(case.size, case.size, random)))
+            ids = uniform(case.size, case.operations, random)
+            nanoseconds, way = store.get(ids)
+            times["get"].append(nanoseconds)
+            times["update"].append(store.put(ids))
+            store.check()
+            calls = {"put": store.calls("put"), "get": way, "update": store.calls("put")}
+    for measure, values in times.items():
+        yield timed(measure, statistics.median(values), case.operations * rounds, calls[measure])
+
+
+def page_size(case: Case) -> Iterator[Measurement]:
+    """core.page-size; the peers are page sizes"""
+    random, count = case.random(), case.operations
+    with opened(case, False, case.size) as store:
+        ids = uniform(case.size, count, random)
+        yield timed("put new keys", store.put(uniform(case.size, case.size, random)), case.size, store.calls("put"))
+        yield timed("get", *counted(store.get(ids), count))
+        yield timed("update after a commit", store.put(ids), count, store.calls("put"))
+        store.put(ids, commit=False)
+        yield timed("update again, no commit between", store.put(ids, commit=False), count, "put_many")
+        store.peer.commit()
+        batches = [uniform(case.size, max(1, case.size // 100), random) for _ in range(10)]
+        small = statistics.median(store.put(batch) for batch in batches)
+        yield timed("update of 1 % and commit", small, 10 * len(batches[0]), store.calls("put"))
+        yield timed("full scan", store.scan(), case.size, store.calls("scan"))
+        held = store.peer.held_bytes() or 0
+        ratio = held / (case.size * RECORD_BYTES)
+        yield Measurement("held after all that", ratio, "bytes/byte", case.size, "pm.stats(), bytes_held")
+        assert isinstance(store.peer, Quire)
+        store.peer.pm.check()
+
+
+SIZES_QUICK, SIZES_FULL = (100_000, 1_000_000), (100_000, 1_000_000, 10_000_000)
+
+BENCHMARKS = (
+    Benchmark(
+        "core.map",
+        "bulk put, get, update, remove on the unordered map",
+        bulk_map,
+        {"map": (*STORES, "dict")},
+        SIZES_QUICK,
+        SIZES_FULL,
+    ),
+    Benchmark(
+        "core.ordered",
+        "bulk put, get, scan, ranges, remove on the ordered map",
+        bulk_ordered,
+        {"ordered": (*STORES, "sorteddict")},
+        SIZES_QUICK,
+        SIZES_FULL,
+    ),
+    Benchmark(
+        "core.map-each",
+        "one Python call per record, unordered map",
+        lambda case: each(case, ordered=False),
+        {"map": (*STORES, "dict")},
+        (100_000,),
+        (100_000, 1_000_000),
+    ),
+    Benchmark(
+        "core.ordered-each",
+        "one Python call per record, ordered map",
+        lambda case: each(case, ordered=True),
+        {"ordered": (*STORES, "sorteddict")},
+        (100_000,),
+        (100_000, 1_000_000),
+    ),
+    Benchmark(
+        "core.snapshot",
+        "opening a snapshot, and updates while one is open, by size of the state",
+        snapshot,
+        {"map": ("quire",)},
+        (64, 256, 1024),
+        (64, 256, 1024, 4096),
+        size_unit="MB",
+    ),
+    Benchmark(
+        "core.memory",
+        "bytes held per byte stored after load and after churn",
+        memory,
+        {
+            "map random": (*STORES, "dict"),
+            "map sequential": (*STORES, "dict"),
+            "ordered random": ("quire", "sorteddict"),
+            "ordered sequential": ("quire", "sorteddict"),
+        },
+        SIZES_QUICK,
+        SIZES_FULL,
+        repetitions_max=1,
+    ),
+    Benchmark(
+        "core.curve",
+        "cost per operation by number of records, both maps",
+        curve,
+        {"map": ("quire", "dict"), "ordered": ("quire", "lmdb")},
+        (10_000, 30_000, 100_000, 300_000, 1_000_000),
+        (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000),
+    ),
+    Benchmark(
+        "core.page-size",
+        "time and memory by page size, unordered map",
+        page_size,
+        {"map": tuple(f"quire:{1024 << power}" for power in range(7))},
+        (1_000_000,),
+        (1_000_000,),
+        reference="quire:4096",
+    ),
+)

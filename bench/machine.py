@@ -1,0 +1,71 @@
+"""What a result depends on besides the code: the machine, the versions, where files lie; and how much memory a process holds."""
+
+import ctypes
+import gc
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+PACKAGES = ("quire", "lmdb", "rocksdict", "sortedcontainers", "numpy", "pyarrow")
+
+
+def read(path: str) -> str:
+    """A file of the kernel, or nothing where there is none."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def first(pattern: str, text: str, default: str) -> str:
+    """The first match's group."""
+    match = re.search(pattern, text, re.MULTILINE)
+    return match[1].strip() if match else default
+
+
+def machine() -> dict[str, str | int | float]:
+    """The machine that the numbers come from."""
+    memory_kilobytes = int(first(r"^MemTotal:\s*(\d+)", read("/proc/meminfo"), "0"))
+    return {
+        "cpu": first(r"^model name\s*:\s*(.+)$", read("/proc/cpuinfo"), platform.processor() or platform.machine()),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(memory_kilobytes / (1 << 20), 1),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "huge_pages": first(r"\[(\w+)\]", read("/sys/kernel/mm/transparent_hugepage/enabled"), "unknown"),
+        "load_at_start": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of everything that is measured."""
+    found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def storage(bytes_needed: int) -> tuple[Path, str]:
+    """The folder for the files of peers, and what kind it is: in memory if there is room, so that no disk is measured."""
+    if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= bytes_needed:
+        return SHARED_MEMORY, "memory (tmpfs)"
+    return Path(tempfile.gettempdir()), "the folder for temporary files: peers may be measured with their disk"
+
+
+def resident_bytes(folder: Path) -> int:
+    """The memory of this process plus what its files in a folder take; mapped files count once, by their blocks."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # so that memory freed but kept for later is not counted
+    except (AttributeError, OSError):
+        pass
+    anonymous = int(first(r"^RssAnon:\s*(\d+)", read("/proc/self/status"), "0")) << 10
+    return anonymous + sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,476 @@
+/* image.c -- a snapshot written out as a file of its own, and read back.
+ *
+ * Purpose     An image is a compact arena: the same header and pages, only what the snapshot sees, frames in the order of page ids. So
+ *             there is one format for pages at rest, and an image may also be opened as an arena.
+ *
+ * Layout      offset                size
+ *             0                     body_bytes  an arena (internal.h): header, then for each set its pages and table nodes, children before
+ *                                               parents, then the catalog's; no free frames, meta slot 0, no pins
+ *             body_bytes            4 * n       crc32c of each block of 64 KiB of the body (the last may be shorter)
+ *             body_bytes + 4 * n    32          footer: magic "QUIREIMG", u32 version, u32 block_bytes, u64 body_bytes,
+ *                                               u32 crc32c of the block checksums, u32 crc32c of the footer's first 28 bytes
+ *
+ * Invariants  I1 the image is written in one pass from front to back, so any sink will do.
+ *             I2 nothing of an image is used before all of its checksums have been verified.
+ *
+ * Ownership   The caller keeps the snapshot until writing ends. Loading copies; the file is not needed afterwards.
+ * Threads     Writing: any thread, it only reads a snapshot. Loading: the writer.
+ * Errors      CORRUPT names what is wrong with the file; EXISTS, MISMATCH (page size), LIMIT and NOSPACE leave the arena unchanged.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BLOCK_BYTES 65536u
+
+typedef struct {
+    char magic[8];
+    uint32_t version;
+    uint32_t block_bytes;
+    uint64_t body_bytes;
+    uint32_t blocks_crc;
+    uint32_t crc;
+} image_footer;
+_Static_assert(sizeof(image_footer) == 32, "image footer");
+
+static uint32_t footer_crc(const image_footer *footer) {
+    return quire_crc32c(0, footer, offsetof(image_footer, crc));
+}
+
+/* ------------------------------------------------------------------------------------------------ writing */
+
+typedef struct {
+    quire_sink sink; /* NULL: only count frames and find out where everything will be */
+    void *context;
+    uint8_t *block;
+    size_t block_count; /* bytes in block */
+    uint32_t *checksums;
+    size_t checksum_count;
+    uint64_t *nodes; /* one node under construction per level */
+    uint32_t next_frame;
+    uint32_t page_bytes;
+} image_writer;
+
+static int block_flush(image_writer *writer) {
+    if (writer->block_count == 0) {
+        return QUIRE_OK;
+    }
+    writer->checksums[writer->checksum_count++] = quire_crc32c(0, writer->block, writer->block_count);
+    size_t count = writer->block_count;
+    writer->block_count = 0;
+    int rc = writer->sink(writer->context, writer->block, count);
+    return rc == 0 ? QUIRE_OK : rc < 0 ? rc : quire_fail(QUIRE_E_IO, "the sink of an image failed with %d", rc);
+}
+
+static int body_write(image_writer *writer, const void *bytes, size_t count) {
+    for (const uint8_t *from = bytes; count > 0;) {
+        size_t part = BLOCK_BYTES - writer->block_count < count ? BLOCK_BYTES - writer->block_count : count;
+        memcpy(writer->block + writer->block_count, from, part);
+        writer->block_count += part;
+        from += part;
+        count -= part;
+        if (writer->block_count == BLOCK_BYTES) {
+            QUIRE_TRY(block_flush(writer));
+        }
+    }
+    return QUIRE_OK;
+}
+
+static int frame_write(image_writer *writer, const void *bytes, uint32_t epoch, uint64_t *entry) {
+    *entry = (uint64_t)epoch << 32 | writer->next_frame++;
+    return writer->sink == NULL ? QUIRE_OK : body_write(writer, bytes, writer->page_bytes);
+}
+
+/* Writes the page or subtree that *entry names and makes *entry name it in the image. */
+static int entry_write(image_writer *writer, const quire_view *view, uint64_t *entry, uint32_t level) {
+    uint32_t frame = (uint32_t)*entry, entries = writer->page_bytes / 8;
+    const void *bytes = frame < view->frame_limit && level <= 8 ? quire_frame(view, frame) : NULL;
+    if (bytes == NULL) {
+        return quire_fail(QUIRE_E_CORRUPT, "frame %u of the snapshot does not exist", frame);
+    }
+    if (level == 0) {
+        return frame_write(writer, bytes, (uint32_t)(*entry >> 32), entry);
+    }
+    uint64_t *node = writer->nodes + (size_t)level * entries;
+    memcpy(node, bytes, writer->page_bytes);
+    for (uint32_t i = 0; i < entries; i++) {
+        if ((uint32_t)node[i] != 0) {
+            QUIRE_TRY(entry_write(writer, view, &node[i], level - 1));
+        }
+    }
+    return frame_write(writer, node, (uint32_t)(*entry >> 32), entry);
+}
+
+static int table_write(image_writer *writer, const quire_view *view, quire_table *table) {
+    return (uint32_t)table->root == 0 ? QUIRE_OK : entry_write(writer, view, &table->root, table->depth);
+}
+
+typedef struct {
+    quire_catalog_entry *entries;
+    uint32_t count, capacity;
+} entry_list;
+
+typedef struct {
+    quire_snap *snap;
+    entry_list *list;
+} collect_state;
+
+static int collect_entry(void *context, const char *name, uint32_t kind) {
+    collect_state *state = context;
+    entry_list *list = state->list;
+    (void)kind;
+    if (list->count == list->capacity) {
+        uint32_t capacity = list->capacity * 2 + 16;
+        quire_catalog_entry *entries = realloc(list->entries, capacity * sizeof *entries);
+        if (entries == NULL) {
+            return quire_fail(QUIRE_E_NOMEM, "no memory for the image's catalog");
+        }
+        list->entries = entries;
+        list->capacity = capacity;
+    }
+    QUIRE_TRY(quire_catalog_find(&state->snap->pin->catalog, name, &list->entries[list->count]));
+    list->count++;
+    list->entries[list->count - 1].set_id = list->count;
+    return QUIRE_OK;
+}
+
+/* Writes (or lays out) every set, then the catalog; fills the meta slot. */
+static int sets_write(image_writer *writer, const quire_snap *snap, const entry_list *sets, quire_meta *meta) {
+    const quire_view *view = &snap->pin->catalog;
+    uint32_t per_page = writer->page_bytes / (uint32_t)sizeof(quire_catalog_entry);
+    uint32_t page_count = (sets->count + per_page - 1) / per_page, entries = writer->page_bytes / 8;
+    uint8_t *pages = calloc(page_count + 1, writer->page_bytes);
+    uint64_t *node = calloc(entries, sizeof *node);
+    int rc = pages == NULL || node == NULL ? quire_fail(QUIRE_E_NOMEM, "no memory for the image's catalog") : QUIRE_OK;
+    for (uint32_t i = 0; i < sets->count && rc == QUIRE_OK; i++) {
+        quire_catalog_entry *entry = (quire_catalog_entry *)(pages + (size_t)(i / per_page) * writer->page_bytes) + i % per_page;
+        *entry = sets->entries[i];
+        rc = table_write(writer, view, &entry->table[0]);
+        if (rc == QUIRE_OK) {
+            rc = table_write(writer, view, &entry->table[1]);
+        }
+    }
+    /* One node of catalog entries is enough for every set an arena can hold, unless pages are tiny. */
+    if (rc == QUIRE_OK && page_count > entries) {
+        rc = quire_fail(QUIRE_E_FULL, "%u sets are too many for an image with pages of %u bytes", sets->count,
+                        writer->page_bytes);
+    }
+    for (uint32_t i = 0; i < page_count && rc == QUIRE_OK; i++) {
+        rc = frame_write(writer, pages + (size_t)i * writer->page_bytes, snap->pin->epoch, &node[i]);
+    }
+    quire_table catalog = {.depth = 1, .page_limit = page_count, .page_count = page_count};
+    if (rc == QUIRE_OK) {
+        rc = frame_write(writer, node, snap->pin->epoch, &catalog.root);
+    }
+    *meta = (quire_meta){.epoch = snap->pin->epoch,
+                         .frame_limit = writer->next_frame,
+                         .catalog = catalog,
+                         .set_count = sets->count};
+    meta->crc = quire_meta_crc(meta);
+    free(pages);
+    free(node);
+    return rc;
+}
+
+static int header_write(image_writer *writer, const quire_snap *snap, const quire_meta *meta, uint32_t header_frames) {
+    size_t bytes = (size_t)header_frames * writer->page_bytes;
+    quire_header *header = calloc(1, bytes);
+    if (header == NULL) {
+        return quire_fail(QUIRE_E_NOMEM, "no memory for the image's header");
+    }
+    memcpy(header->magic, QUIRE_MAGIC, 8);
+    header->version = QUIRE_FORMAT_VERSION;
+    header->page_bytes = writer->page_bytes;
+    memcpy(header->identity, snap->arena->header->identity, sizeof header->identity);
+    header->crc = quire_crc32c(0, header, 32);
+    header->current = (uint64_t)meta->epoch << 1;
+    header->synced = header->current;
+    header->meta[0] = *meta;
+    int rc = body_write(writer, header, bytes);
+    free(header);
+    return rc;
+}
+
+static int trailer_write(image_writer *writer) {
+    uint64_t body_bytes = (uint64_t)writer->next_frame * writer->page_bytes;
+    QUIRE_TRY(block_flush(writer));
+    size_t checksum_bytes = writer->checksum_count * sizeof *writer->checksums;
+    image_footer footer = {.magic = "QUIREIMG",
+                           .version = QUIRE_FORMAT_VERSION,
+                           .block_bytes = BLOCK_BYTES,
+                           .body_bytes = body_bytes,
+                           .blocks_crc = quire_crc32c(0, writer->checksums, checksum_bytes)};
+    footer.crc = footer_crc(&footer);
+    int rc = writer->sink(writer->context, writer->checksums, checksum_bytes);
+    if (rc == 0) {
+        rc = writer->sink(writer->context, &footer, sizeof footer);
+    }
+    return rc <= 0 ? rc : quire_fail(QUIRE_E_IO, "the sink of an image failed with %d", rc);
+}
+
+static int image_write(image_writer *writer, quire_snap *snap, const entry_list *sets, quire_sink sink, void *context) {
+    uint32_t header_frames = QUIRE_HEADER_BYTES <= writer->page_bytes ? 1 : QUIRE_HEADER_BYTES / writer->page_bytes;
+    quire_meta meta;
+    writer->next_frame = header_frames;
+    QUIRE_TRY(sets_write(writer, snap, sets, &meta)); /* lay out */
+    uint64_t body_bytes = (uint64_t)writer->next_frame * writer->page_bytes;
+    writer->checksums = malloc((body_bytes / BLOCK_BYTES + 1) * sizeof *writer->checksums);
+    if (writer->checksums == NULL) {
+        return quire_fail(QUIRE_E_NOMEM, "no memory for the image's checksums");
+    }
+    writer->sink = sink;
+    writer->context = context;
+    QUIRE_TRY(header_write(writer, snap, &meta, header_frames));
+    writer->next_frame = header_frames;
+    QUIRE_TRY(sets_write(writer, snap, sets, &meta));
+    return trailer_write(writer);
+}
+
+int quire_snap_write(quire_snap *snap, quire_sink sink, void *context) {
+    QUIRE_TRY(quire_view_usable(&snap->pin->catalog));
+    uint32_t page_bytes = snap->arena->page_bytes;
+    image_writer writer = {.page_bytes = page_bytes, .block = malloc(BLOCK_BYTES), .nodes = malloc(9 * (size_t)page_bytes)};
+    entry_list sets = {0};
+    collect_state state = {snap, &sets};
+    int rc = writer.block == NULL || writer.nodes == NULL ? quire_fail(QUIRE_E_NOMEM, "no memory to write an image")
+                                                          : quire_snap_each(snap, collect_entry, &state);
+    if (rc == QUIRE_OK) {
+        rc = image_write(&writer, snap, &sets, sink, context);
+    }
+    free(writer.block);
+    free(writer.nodes);
+    free(writer.checksums);
+    free(sets.entries);
+    return rc;
+}
+
+static int file_sink(void *context, const void *bytes, size_t count) {
+    int file = *(int *)context;
+    for (const uint8_t *from = bytes; count > 0;) {
+        ssize_t written = write(file, from, count);
+        if (written < 0 && errno == EINTR) {
+            continue;
+        }
+        if (written < 0) {
+            bool full = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
+            return quire_fail(full ? QUIRE_E_NOSPACE : QUIRE_E_IO, "cannot write an image: %s", strerror(errno));
+        }
+        from += written;
+        count -= (size_t)written;
+    }
+    return QUIRE_OK;
+}
+
+int quire_snap_write_file(quire_snap *snap, const char *path) {
+    size_t path_bytes = strlen(path);
+    char *temporary = malloc(path_bytes + 32);
+    if (temporary == NULL) {
+        return quire_fail(QUIRE_E_NOMEM, "no memory for a path");
+    }
+    snprintf(temporary, path_bytes + 32, "%s.%ld.tmp", path, (long)getpid());
+    int file = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int rc = file < 0 ? quire_fail(QUIRE_E_IO, "cannot create %s: %s", temporary, strerror(errno))
+                      : quire_snap_write(snap, file_sink, &file);
+    if (file >= 0) {
+        if (rc == QUIRE_OK && fsync(file) != 0) {
+            rc = quire_fail(QUIRE_E_IO, "cannot sync %s: %s", temporary, strerror(errno));
+        }
+        close(file);
+        if (rc == QUIRE_OK && rename(temporary, path) != 0) {
+            rc = quire_fail(QUIRE_E_IO, "cannot rename %s to %s: %s", temporary, path, strerror(errno));
+        }
+        if (rc != QUIRE_OK) {
+            unlink(temporary);
+        }
+    }
+    free(temporary);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------------------------ loading */
+
+typedef struct {
+    const char *path;
+    uint8_t *bytes;
+    size_t count;
+    uint8_t **chunks;
+    quire_meta meta;
+    quire_view view;
+} image;
+
+static int image_verify(image *from, uint32_t page_bytes) {
+    image_footer footer;
+    if (from->count < QUIRE_HEADER_BYTES + sizeof footer) {
+        return quire_fail(QUIRE_E_CORRUPT, "%s has %zu bytes, less than any image: it is truncated or no image", from->path,
+                          from->count);
+    }
+    memcpy(&footer, from->bytes + from->count - sizeof footer, sizeof footer);
+    if (memcmp(footer.magic, "QUIREIMG", 8) != 0) {
+        return quire_fail(QUIRE_E_CORRUPT, "%s does not end as an image does: it is truncated or no image", from->path);
+    }
+    if (footer.version != QUIRE_FORMAT_VERSION) {
+        return quire_fail(QUIRE_E_VERSION, "%s has format version %u, this build reads version %u: load it with a newer Quire",
+                          from->path, footer.version, QUIRE_FORMAT_VERSION);
+    }
+    uint64_t blocks = footer.body_bytes / BLOCK_BYTES + (footer.body_bytes % BLOCK_BYTES != 0);
+    if (footer.crc != footer_crc(&footer) || footer.block_bytes != BLOCK_BYTES || footer.body_bytes > from->count ||
+        footer.body_bytes < QUIRE_HEADER_BYTES || footer.body_bytes + blocks * 4 + sizeof footer != from->count) {
+        return quire_fail(QUIRE_E_CORRUPT, "%s: the footer is damaged", from->path);
+    }
+    const uint8_t *checksums = from->bytes + footer.body_bytes;
+    if (quire_crc32c(0, checksums, blocks * 4) != footer.blocks_crc) {
+        return quire_fail(QUIRE_E_CORRUPT, "%s: the table of checksums is damaged", from->path);
+    }
+    for (uint64_t i = 0; i < blocks; i++) {
+        uint64_t start = i * BLOCK_BYTES;
+        size_t count = footer.body_bytes - start < BLOCK_BYTES ? (size_t)(footer.body_bytes - start) : BLOCK_BYTES;
+        uint32_t expected;
+        memcpy(&expected, checksums + i * 4, 4);
+        if (quire_crc32c(0, from->bytes + start, count) != expected) {
+            return quire_fail(QUIRE_E_CORRUPT, "%s: bytes %" PRIu64 " to %" PRIu64 " fail their checksum", from->path, start,
+                              start + count);
+        }
+    }
+    const quire_header *header = (const quire_header *)from->bytes;
+    from->meta = header->meta[header->current & 1];
+    if (memcmp(header->magic, QUIRE_MAGIC, 8) != 0 || header->crc != quire_crc32c(0, header, 32) ||
+        from->meta.crc != quire_meta_crc(&from->meta) ||
+        (uint64_t)from->meta.frame_limit * header->page_bytes != footer.body_bytes) {
+        return quire_fail(QUIRE_E_CORRUPT, "%s: the header is damaged", from->path);
+    }
+    if (header->page_bytes != page_bytes) {
+        return quire_fail(QUIRE_E_MISMATCH, "%s has pages of %u bytes, the arena of %u: load it into an arena like it", from->path,
+                          header->page_bytes, page_bytes);
+    }
+    return QUIRE_OK;
+}
+
+static int image_open(image *to, const char *path, uint32_t page_bytes) {
+    to->path = path;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    if (file < 0 || fstat(file, &info) != 0) {
+        int rc = quire_fail(errno == ENOENT ? QUIRE_E_NOTFOUND : QUIRE_E_IO, "cannot open %s: %s", path, strerror(errno));
+        if (file >= 0) {
+            close(file);
+        }
+        return rc;
+    }
+    to->count = (size_t)info.st_size;
+    uint8_t *bytes = to->count == 0 || !S_ISREG(info.st_mode) ? MAP_FAILED
+                                                              : mmap(NULL, to->count, PROT_READ, MAP_PRIVATE, file, 0);
+    close(file);
+    if (bytes == MAP_FAILED) {
+        return quire_fail(QUIRE_E_CORRUPT, "%s is empty or not a regular file", path);
+    }
+    to->bytes = bytes;
+    QUIRE_TRY(image_verify(to, page_bytes));
+    size_t chunk_count = to->count / QUIRE_CHUNK_BYTES + 1;
+    to->chunks = malloc(chunk_count * sizeof *to->chunks);
+    if (to->chunks == NULL) {
+        return quire_fail(QUIRE_E_NOMEM, "no memory to load %s", path);
+    }
+    for (size_t i = 0; i < chunk_count; i++) {
+        to->chunks[i] = to->bytes + i * QUIRE_CHUNK_BYTES;
+    }
+    to->view = (quire_view){.chunks = to->chunks,
+                            .frame_limit = to->meta.frame_limit,
+                            .epoch = to->meta.epoch,
+                            .page_shift = (uint8_t)__builtin_ctz(page_bytes),
+                            .chunk_shift = (uint8_t)(__builtin_ctz(QUIRE_CHUNK_BYTES) - __builtin_ctz(page_bytes))};
+    to->view.table[0] = to->meta.catalog;
+    return QUIRE_OK;
+}
+
+static void image_close(image *from) {
+    if (from->bytes != NULL) {
+        munmap(from->bytes, from->count);
+    }
+    free(from->chunks);
+}
+
+/* Copies the page or subtree that *entry names in the image and makes *entry name the copy. */
+static int entry_load(quire_arena *arena, const quire_view *view, uint64_t *entry, uint32_t level) {
+    uint32_t source = (uint32_t)*entry;
+    const void *bytes = source < view->frame_limit && level <= 8 ? quire_frame(view, source) : NULL;
+    uint32_t frame = bytes == NULL ? 0 : quire_frame_alloc(arena);
+    if (frame == 0) { /* a page named twice needs more frames than the image has */
+        return quire_fail(QUIRE_E_CORRUPT, "the image's page tables make no sense");
+    }
+    arena->changed = true;
+    arena->dirty_count++;
+    *entry = (uint64_t)arena->epoch_writing << 32 | frame;
+    quire_view live = quire_arena_view(arena);
+    uint64_t *copy = (uint64_t *)quire_frame(&live, frame);
+    memcpy(copy, bytes, arena->page_bytes);
+    for (uint32_t i = 0; level > 0 && i < arena->page_bytes / 8; i++) {
+        if ((uint32_t)copy[i] != 0) {
+            QUIRE_TRY(entry_load(arena, view, &copy[i], level - 1));
+        }
+    }
+    return QUIRE_OK;
+}
+
+typedef struct {
+    quire_arena *arena;
+    const image *from;
+    bool only_check; /* that no name is taken */
+} load_state;
+
+static int load_set(void *context, const quire_catalog_entry *entry) {
+    load_state *state = context;
+    quire_arena *arena = state->arena;
+    if (state->only_check) {
+        return quire_set_exists(arena, entry->name)
+                   ? quire_fail(QUIRE_E_EXISTS, "there is a set '%s' already: destroy it before loading %s", entry->name,
+                                state->from->path)
+                   : QUIRE_OK;
+    }
+    quire_set *set;
+    QUIRE_TRY(quire_set_create(arena, entry->name, entry->kind, &set));
+    for (unsigned which = 0; which < 2; which++) {
+        quire_table table = entry->table[which];
+        if ((uint32_t)table.root != 0) {
+            QUIRE_TRY(entry_load(arena, &state->from->view, &table.root, table.depth));
+        }
+        set->view.table[which] = table;
+        if (table.depth > arena->depth_max) {
+            arena->depth_max = table.depth;
+        }
+    }
+    return QUIRE_OK;
+}
+
+static int image_load(quire_arena *arena, const image *from) {
+    load_state state = {arena, from, true};
+    QUIRE_TRY(quire_catalog_each(&from->view, load_set, &state));
+    QUIRE_TRY(quire_frames_reserve(arena, (uint64_t)from->meta.frame_limit + 8 * ((uint64_t)from->meta.set_count + 4)));
+    /* Records carry the epochs of their last change: go past them, so that they read as older than what comes now. */
+    QUIRE_TRY(quire_arena_seal(arena));
+    if (arena->epoch_writing <= from->meta.epoch) {
+        arena->epoch_writing = from->meta.epoch + 1;
+    }
+    state.only_check = false;
+    return quire_catalog_each(&from->view, load_set, &state);
+}
+
+int quire_arena_load_file(quire_arena *arena, const char *path) {
+    if (arena->read_only) {
+        return quire_fail(QUIRE_E_READONLY, "%s is open read-only", arena->path);
+    }
+    image from = {0};
+    int rc = image_open(&from, path, arena->page_bytes);
+    if (rc == QUIRE_OK) {
+        rc = image_load(arena, &from);
+    }
+    image_close(&from);
+    return rc;
+}

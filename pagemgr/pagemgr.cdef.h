@@ -1,0 +1,105 @@
+/* What Python calls of error.h and pagemgr.h; the compiler checks each line against them. */
+enum {
+    QUIRE_OK = 0,
+    QUIRE_E_NOTFOUND = -1,
+    QUIRE_E_EXISTS = -2,
+    QUIRE_E_INVALID = -3,
+    QUIRE_E_NOMEM = -4,
+    QUIRE_E_LIMIT = -5,
+    QUIRE_E_NOSPACE = -6,
+    QUIRE_E_IO = -7,
+    QUIRE_E_CORRUPT = -8,
+    QUIRE_E_VERSION = -9,
+    QUIRE_E_BUSY = -10,
+    QUIRE_E_CLOSED = -11,
+    QUIRE_E_READONLY = -12,
+    QUIRE_E_FULL = -13,
+    QUIRE_E_MISMATCH = -14,
+};
+const char *quire_error_message(void);
+const char *quire_error_name(int code);
+
+#define QUIRE_PAGE_BYTES_MIN 1024
+#define QUIRE_PAGE_BYTES_MAX 65536
+#define QUIRE_PAGE_BYTES_DEFAULT ...
+#define QUIRE_NAME_BYTES_MAX 191
+
+typedef uint32_t quire_page_id;
+typedef struct quire_arena quire_arena;
+typedef struct quire_snap quire_snap;
+typedef struct quire_budget quire_budget;
+
+typedef struct {
+    const char *path;
+    uint32_t page_bytes;
+    uint64_t limit_bytes;
+    quire_budget *budget;
+    bool read_only;
+    double lock_wait_seconds;
+} quire_arena_options;
+
+int quire_arena_open(const quire_arena_options *options, quire_arena **arena);
+int quire_arena_close(quire_arena *arena);
+int quire_arena_enter(quire_arena *arena);
+void quire_arena_leave(quire_arena *arena);
+uint32_t quire_arena_page_bytes(const quire_arena *arena);
+uint32_t quire_arena_epoch(const quire_arena *arena);
+int quire_arena_reserve(quire_arena *arena, uint64_t page_count);
+int quire_arena_commit(quire_arena *arena);
+int quire_arena_abort(quire_arena *arena);
+int quire_arena_sync(quire_arena *arena);
+int quire_arena_check(quire_arena *arena);
+
+typedef struct {
+    uint64_t page_bytes;
+    uint64_t frames_used;
+    uint64_t frames_dirty;
+    uint64_t frames_retired;
+    uint64_t frames_free;
+    uint64_t bytes_held;
+    uint64_t bytes_limit;
+    uint64_t bytes_reserved;
+    uint64_t snapshots;
+    uint64_t sets;
+    uint32_t epoch_committed;
+    uint32_t epoch_writing;
+    uint32_t epoch_pinned_min;
+} quire_stats;
+void quire_arena_stats(quire_arena *arena, quire_stats *stats);
+typedef struct {
+    uint32_t epoch;
+    uint64_t frames;
+} quire_pinned;
+size_t quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max);
+
+typedef struct { ...; } quire_view;
+typedef struct quire_set { quire_view view; ...; } quire_set;
+
+int quire_set_create(quire_arena *arena, const char *name, uint32_t kind, quire_set **set);
+int quire_set_open(quire_arena *arena, const char *name, uint32_t kind, quire_set **set);
+bool quire_set_exists(quire_arena *arena, const char *name);
+int quire_set_destroy(quire_arena *arena, const char *name);
+int quire_set_clone(quire_arena *arena, const char *source, const char *name);
+int quire_set_each(quire_arena *arena, int (*visit)(void *context, const char *name, uint32_t kind), void *context);
+int quire_set_usable(const quire_set *set);
+
+int quire_page_alloc(quire_set *set, int table, quire_page_id *id, void **page);
+int quire_page_free(quire_set *set, quire_page_id id);
+const void *quire_page_read(const quire_view *view, quire_page_id id);
+void *quire_page_write(quire_set *set, quire_page_id id);
+int quire_view_changed(const quire_view *view, uint32_t since,
+                       int (*visit)(void *context, quire_page_id id, bool in_use), void *context);
+
+int quire_snap_acquire(quire_arena *arena, quire_snap **snap);
+int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count, quire_snap **snap);
+int quire_snap_find(quire_arena *arena, const char *name, quire_snap **snap);
+void quire_snap_release(quire_snap *snap);
+uint32_t quire_snap_epoch(const quire_snap *snap);
+int quire_snap_view(quire_snap *snap, const char *name, uint32_t kind, quire_view *view);
+int quire_snap_each(quire_snap *snap, int (*visit)(void *context, const char *name, uint32_t kind), void *context);
+int quire_snap_write_file(quire_snap *snap, const char *path);
+int quire_arena_load_file(quire_arena *arena, const char *path);
+
+/* Callbacks that Python supplies (pagemgr/callbacks.py). */
+extern "Python" int quire_python_visit_set(void *context, const char *name, uint32_t kind);
+extern "Python" int quire_python_visit_page(void *context, quire_page_id id, bool in_use);

@@ -1,0 +1,63 @@
+"""Quire: a memory-managed state store for Spark Structured Streaming.
+
+>>> import quire
+>>> with quire.PageManager() as pm:
+...     users = pm.map("users")
+...     users[b"alice"] = b"1"
+...     epoch = pm.commit()
+...     with pm.snapshot() as s:
+...         s.map("users")[b"alice"]
+b'1'
+"""
+
+from quire.pagemgr import (
+    BusyError,
+    ClosedError,
+    CorruptError,
+    ExistsError,
+    FullError,
+    InvalidError,
+    IOFailedError,
+    LimitError,
+    MismatchError,
+    NoMemoryError,
+    NoSpaceError,
+    NotFoundError,
+    PositionError,
+    QuireError,
+    ReadOnlyError,
+    Stats,
+    VersionError,
+)
+from quire.structures import Deque, List, Map, OrderedMap, PageManager, Raw, Schema, Snapshot
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BusyError",
+    "ClosedError",
+    "CorruptError",
+    "Deque",
+    "ExistsError",
+    "FullError",
+    "IOFailedError",
+    "InvalidError",
+    "LimitError",
+    "List",
+    "Map",
+    "MismatchError",
+    "NoMemoryError",
+    "NoSpaceError",
+    "NotFoundError",
+    "OrderedMap",
+    "PageManager",
+    "PositionError",
+    "QuireError",
+    "Raw",
+    "ReadOnlyError",
+    "Schema",
+    "Snapshot",
+    "Stats",
+    "VersionError",
+    "__version__",
+]

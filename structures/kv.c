@@ -1,0 +1,962 @@
+/* kv.c -- what both maps have in common: handles, reservations, bulk access in Arrow's layout, cursors, differences.
+ *
+ * Purpose     Carries out kv.h on top of the functions that map.c and ordered.c supply (kv_internal.h).
+ * Layout      none of its own; record.h, map.c, ordered.c.
+ *
+ * Invariants  I1 every call on a live handle runs between enter and leave, and reserves before it writes.
+ *             I2 a snapshot's handle holds nothing that changes after it was opened, so threads may share it.
+ *             I3 no code of a caller (quire_change_visit) runs between enter and leave.
+ *
+ * Ownership   A handle owns nothing but itself. A cursor on a live handle owns a snapshot, one on a snapshot uses
+ *             that one.
+ * Threads     As kv.h.
+ * Errors      A bulk call that fails names the row in its message. Columns hold the rows added so far.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kv_internal.h"
+
+/* Pages that a structure's create may write. */
+#define CREATE_PAGES 16u
+/* How far ahead the records of a page are compared before a look-up is made for one. */
+#define SAME_PAGE_WINDOW 4u
+
+struct quire_kv {
+    quire_handle at;
+    const quire_kv_ops *ops;
+};
+
+struct quire_cursor {
+    const quire_kv_ops *ops;
+    quire_snap *snap; /* NULL: the view belongs to the handle's snapshot */
+    quire_view view;
+    quire_position position;
+    bool reverse;
+    bool ended;
+    bool has_lo, has_hi;
+    quire_buffer lo, hi;
+    quire_buffer key, value; /* scratch of next_many */
+};
+
+/* ------------------------------------------------------------------------------------------------ handles */
+
+static const uint8_t no_bytes[1];
+
+int quire_argument_check(const char *what, const uint8_t **bytes, size_t count) {
+    if (QUIRE_LIKELY(*bytes != NULL && count <= UINT32_MAX)) {
+        return QUIRE_OK;
+    }
+    if (count > UINT32_MAX) {
+        return quire_fail(QUIRE_E_INVALID, "a %s of %zu bytes; at most %" PRIu32 " are allowed", what, count,
+                          UINT32_MAX);
+    }
+    if (count != 0) {
+        return quire_fail(QUIRE_E_INVALID, "a %s of %zu bytes at a null pointer", what, count);
+    }
+    *bytes = no_bytes;
+    return QUIRE_OK;
+}
+
+static int ops_of(quire_kind kind, const quire_kv_ops **ops) {
+    if (kind != QUIRE_KIND_MAP && kind != QUIRE_KIND_ORDERED) {
+        return quire_fail(QUIRE_E_INVALID, "kind %d is no map; %d (map) and %d (ordered map) are", (int)kind,
+                          QUIRE_KIND_MAP, QUIRE_KIND_ORDERED);
+    }
+    *ops = kind == QUIRE_KIND_MAP ? &quire_map_ops : &quire_ordered_ops;
+    return QUIRE_OK;
+}
+
+static int open_or_create(quire_arena *arena, const char *name, quire_kind kind, int (*create)(quire_set *set),
+                          quire_set **set) {
+    int rc = quire_set_open(arena, name, kind, set);
+    if (rc != QUIRE_E_NOTFOUND) {
+        return rc;
+    }
+    QUIRE_TRY(quire_set_create(arena, name, kind, set));
+    rc = quire_arena_reserve(arena, CREATE_PAGES);
+    if (rc == QUIRE_OK) {
+        rc = create(*set);
+    }
+    if (rc != QUIRE_OK) {
+        quire_set_destroy(arena, name);
+    }
+    return rc;
+}
+
+int quire_handle_open(quire_arena *arena, const char *name, quire_kind kind, int (*create)(quire_set *set),
+                      quire_handle *handle) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    quire_set *set = NULL;
+    int rc = open_or_create(arena, name, kind, create, &set);
+    quire_arena_leave(arena);
+    if (rc == QUIRE_OK) {
+        *handle = (quire_handle){.set = set};
+    }
+    return rc;
+}
+
+int quire_handle_pin(quire_handle *handle, quire_snap **snap, quire_view *view) {
+    quire_set *set = handle->set;
+    if (set == NULL) {
+        *snap = NULL;
+        *view = handle->view;
+        return QUIRE_OK;
+    }
+    quire_snap *pinned = NULL;
+    QUIRE_TRY(quire_snap_acquire_live(set->view.arena, &pinned));
+    int rc = quire_snap_view(pinned, set->name, set->kind, view);
+    if (rc != QUIRE_OK) {
+        quire_snap_release(pinned);
+        return rc;
+    }
+    *snap = pinned;
+    return QUIRE_OK;
+}
+
+/* Every page of both tables, from the last down: so ids start at 0 again, as in a new set. */
+static int free_all_pages(quire_set *set) {
+    for (uint32_t table = 0; table < 2; table++) {
+        for (uint32_t index = set->view.table[table].page_limit; index-- > 0;) {
+            quire_page_id id = index | table << 31;
+            if (quire_page_entry(&set->view, id) != 0) {
+                QUIRE_TRY(quire_page_free(set, id));
+            }
+        }
+    }
+    return QUIRE_OK;
+}
+
+int quire_handle_clear(quire_handle *handle, int (*create)(quire_set *set)) {
+    quire_set *set = handle->set;
+    /* Freeing writes to the leaves of the two tables, and to nothing else. */
+    unsigned bits = set->view.page_shift - 3u;
+    uint64_t leaves = (set->view.table[0].page_limit >> bits) + (set->view.table[1].page_limit >> bits) + 2;
+    QUIRE_TRY(quire_arena_reserve(set->view.arena, leaves + CREATE_PAGES));
+    set->generation++;
+    QUIRE_TRY(free_all_pages(set));
+    return create(set);
+}
+
+static int handle_new(quire_kv **kv) {
+    *kv = calloc(1, sizeof **kv);
+    return *kv != NULL ? QUIRE_OK : quire_fail(QUIRE_E_NOMEM, "no memory for a handle of %zu bytes", sizeof **kv);
+}
+
+int quire_kv_open(quire_arena *arena, const char *name, quire_kind kind, quire_kv **kv) {
+    const quire_kv_ops *ops = NULL;
+    quire_kv *made = NULL;
+    QUIRE_TRY(ops_of(kind, &ops));
+    QUIRE_TRY(handle_new(&made));
+    made->ops = ops;
+    int rc = quire_handle_open(arena, name, kind, ops->create, &made->at);
+    if (rc != QUIRE_OK) {
+        free(made);
+        return rc;
+    }
+    *kv = made;
+    return QUIRE_OK;
+}
+
+int quire_kv_open_snap(quire_snap *snap, const char *name, quire_kind kind, quire_kv **kv) {
+    const quire_kv_ops *ops = NULL;
+    quire_kv *made = NULL;
+    QUIRE_TRY(ops_of(kind, &ops));
+    QUIRE_TRY(handle_new(&made));
+    made->ops = ops;
+    int rc = quire_snap_view(snap, name, kind, &made->at.view);
+    if (rc != QUIRE_OK) {
+        free(made);
+        return rc;
+    }
+    *kv = made;
+    return QUIRE_OK;
+}
+
+void quire_kv_close(quire_kv *kv) {
+    free(kv);
+}
+
+static inline const quire_view *view_of(const quire_kv *kv) {
+    return quire_handle_view(&kv->at);
+}
+
+static inline int find(quire_kv *kv, const uint8_t *key, size_t key_bytes, const quire_record **record) {
+    return kv->ops->find(view_of(kv), kv->at.set, key, key_bytes, record);
+}
+
+/* ------------------------------------------------------------------------------------------------ one key */
+
+int quire_kv_count(quire_kv *kv, uint64_t *count) {
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    int rc = kv->ops->count(view_of(kv), count);
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+int quire_kv_get(quire_kv *kv, const uint8_t *key, size_t key_bytes, quire_buffer *value) {
+    const quire_record *record;
+    QUIRE_TRY(quire_argument_check("key", &key, key_bytes));
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    int rc = find(kv, key, key_bytes, &record);
+    if (rc == QUIRE_OK) {
+        rc = quire_record_value(view_of(kv), record, value);
+    }
+    if (rc == QUIRE_OK && kv->at.set != NULL) {
+        rc = quire_buffer_keep(value);
+    }
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+int quire_kv_get_all(quire_kv *kv, const uint8_t *key, size_t key_bytes, quire_buffer *values, uint64_t *value_count) {
+    const quire_record *record;
+    QUIRE_TRY(quire_argument_check("key", &key, key_bytes));
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    int rc = find(kv, key, key_bytes, &record);
+    if (rc == QUIRE_OK) {
+        rc = quire_record_values(view_of(kv), record, values, value_count);
+    }
+    if (rc == QUIRE_OK && kv->at.set != NULL) {
+        rc = quire_buffer_keep(values);
+    }
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+int quire_kv_contains(quire_kv *kv, const uint8_t *key, size_t key_bytes, bool *found) {
+    const quire_record *record;
+    QUIRE_TRY(quire_argument_check("key", &key, key_bytes));
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    int rc = find(kv, key, key_bytes, &record);
+    quire_handle_leave(&kv->at);
+    if (rc != QUIRE_OK && rc != QUIRE_E_NOTFOUND) {
+        return rc;
+    }
+    *found = rc == QUIRE_OK;
+    return QUIRE_OK;
+}
+
+/* Between enter and leave, arguments checked. */
+static int put_entered(quire_kv *kv, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes,
+                       bool append) {
+    quire_set *set = kv->at.set;
+    /* Twice, so that a put which reaches the limit leaves room for a removal. */
+    uint64_t pages = 2 * kv->ops->reserve(set) + quire_record_reserve(set, key_bytes, value_bytes);
+    QUIRE_TRY(quire_arena_reserve(set->view.arena, pages));
+    return kv->ops->put(set, key, key_bytes, value, value_bytes, append);
+}
+
+static int remove_entered(quire_kv *kv, const uint8_t *key, size_t key_bytes) {
+    quire_set *set = kv->at.set;
+    /* Streams of the record make a reservation of their own (record.c). */
+    QUIRE_TRY(quire_arena_reserve(set->view.arena, kv->ops->reserve(set) + quire_record_reserve(set, 0, 0)));
+    return kv->ops->remove(set, key, key_bytes);
+}
+
+static int put_one(quire_kv *kv, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes,
+                   bool append) {
+    QUIRE_TRY(quire_argument_check("key", &key, key_bytes));
+    QUIRE_TRY(quire_argument_check("value", &value, value_bytes));
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    int rc = put_entered(kv, key, key_bytes, value, value_bytes, append);
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+int quire_kv_put(quire_kv *kv, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes) {
+    return put_one(kv, key, key_bytes, value, value_bytes, false);
+}
+
+int quire_kv_append(quire_kv *kv, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes) {
+    return put_one(kv, key, key_bytes, value, value_bytes, true);
+}
+
+int quire_kv_remove(quire_kv *kv, const uint8_t *key, size_t key_bytes) {
+    QUIRE_TRY(quire_argument_check("key", &key, key_bytes));
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    int rc = remove_entered(kv, key, key_bytes);
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+int quire_kv_remove_range(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const uint8_t *hi, size_t hi_bytes,
+                          uint64_t *removed) {
+    if (kv->ops->kind != QUIRE_KIND_ORDERED) {
+        return quire_fail(QUIRE_E_INVALID, "an unordered map has no ranges: use an ordered map");
+    }
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    int rc = quire_ordered_remove_range(kv->at.set, lo, lo_bytes, hi, hi_bytes, removed);
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+int quire_kv_clear(quire_kv *kv) {
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    int rc = quire_handle_clear(&kv->at, kv->ops->create);
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------------------------ columns */
+
+void quire_column_free(quire_column *column) {
+    free(column->bytes);
+    free(column->offsets32);
+    free(column->offsets64);
+    free(column->validity);
+    *column = (quire_column){0};
+}
+
+static int column_no_memory(size_t bytes) {
+    return quire_fail(QUIRE_E_NOMEM, "no memory for a column buffer of %zu bytes: ask for fewer rows at a time", bytes);
+}
+
+static int column_resize(void **memory, size_t bytes) {
+    void *grown = realloc(*memory, bytes);
+    if (grown == NULL) {
+        return column_no_memory(bytes);
+    }
+    *memory = grown;
+    return QUIRE_OK;
+}
+
+static size_t validity_bytes(int64_t row_capacity) {
+    return ((size_t)row_capacity + 7) / 8;
+}
+
+/* Room for one more row: offsets, and validity if there is any. */
+static int column_grow_rows(quire_column *column) {
+    int64_t capacity = column->row_capacity == 0 ? 64 : column->row_capacity * 2;
+    size_t entries = (size_t)capacity + 1;
+    bool wide = column->offsets64 != NULL;
+    void *offsets = wide ? (void *)column->offsets64 : (void *)column->offsets32;
+    bool first = offsets == NULL;
+    QUIRE_TRY(column_resize(&offsets, entries * (wide ? sizeof(int64_t) : sizeof(int32_t))));
+    if (wide) {
+        column->offsets64 = offsets;
+    } else {
+        column->offsets32 = offsets;
+        if (first) {
+            column->offsets32[0] = 0;
+        }
+    }
+    if (column->validity != NULL) {
+        void *validity = column->validity;
+        size_t before = validity_bytes(column->row_capacity);
+        QUIRE_TRY(column_resize(&validity, validity_bytes(capacity)));
+        column->validity = validity;
+        memset(column->validity + before, 0, validity_bytes(capacity) - before);
+    }
+    column->row_capacity = capacity;
+    return QUIRE_OK;
+}
+
+static int column_grow_bytes(quire_column *column, size_t count) {
+    size_t capacity = column->bytes_capacity < 4096 ? 4096 : column->bytes_capacity * 2;
+    if (capacity < column->bytes_count + count) {
+        capacity = column->bytes_count + count;
+    }
+    void *bytes = column->bytes;
+    QUIRE_TRY(column_resize(&bytes, capacity));
+    column->bytes = bytes;
+    column->bytes_capacity = capacity;
+    return QUIRE_OK;
+}
+
+static int column_widen(quire_column *column) {
+    size_t bytes = ((size_t)column->row_capacity + 1) * sizeof(int64_t);
+    int64_t *offsets = malloc(bytes);
+    if (offsets == NULL) {
+        return column_no_memory(bytes);
+    }
+    for (int64_t row = 0; row <= column->row_count; row++) {
+        offsets[row] = column->offsets32[row];
+    }
+    free(column->offsets32);
+    column->offsets32 = NULL;
+    column->offsets64 = offsets;
+    return QUIRE_OK;
+}
+
+/* The row's bytes are in place and there is room for it. */
+static void column_end_row(quire_column *column) {
+    column->row_count++;
+    if (QUIRE_LIKELY(column->offsets32 != NULL)) {
+        column->offsets32[column->row_count] = (int32_t)column->bytes_count;
+    } else {
+        column->offsets64[column->row_count] = (int64_t)column->bytes_count;
+    }
+}
+
+int quire_column_add(quire_column *column, const uint8_t *bytes, size_t count) {
+    if (QUIRE_UNLIKELY(column->row_count == column->row_capacity)) {
+        QUIRE_TRY(column_grow_rows(column));
+    }
+    if (QUIRE_UNLIKELY(count > column->bytes_capacity - column->bytes_count)) {
+        QUIRE_TRY(column_grow_bytes(column, count));
+    }
+    if (QUIRE_UNLIKELY(column->bytes_count + count > INT32_MAX && column->offsets32 != NULL)) {
+        QUIRE_TRY(column_widen(column));
+    }
+    if (count != 0) {
+        memcpy(column->bytes + column->bytes_count, bytes, count);
+        column->bytes_count += count;
+    }
+    if (column->validity != NULL) {
+        column->validity[column->row_count >> 3] |= (uint8_t)(1u << (column->row_count & 7));
+    }
+    column_end_row(column);
+    return QUIRE_OK;
+}
+
+/* The first null: all rows so far are valid. */
+static int column_make_validity(quire_column *column) {
+    uint8_t *validity = calloc(validity_bytes(column->row_capacity), 1);
+    if (validity == NULL) {
+        return column_no_memory(validity_bytes(column->row_capacity));
+    }
+    memset(validity, 0xFF, (size_t)column->row_count >> 3);
+    if ((column->row_count & 7) != 0) {
+        validity[column->row_count >> 3] = (uint8_t)((1u << (column->row_count & 7)) - 1);
+    }
+    column->validity = validity;
+    return QUIRE_OK;
+}
+
+int quire_column_add_null(quire_column *column) {
+    if (column->row_count == column->row_capacity) {
+        QUIRE_TRY(column_grow_rows(column));
+    }
+    if (column->validity == NULL) {
+        QUIRE_TRY(column_make_validity(column));
+    }
+    column->null_count++;
+    column_end_row(column);
+    return QUIRE_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ bulk */
+
+static int64_t first_null(const quire_rows *rows) {
+    for (int64_t row = 0; row < rows->row_count && rows->validity != NULL; row++) {
+        if (quire_rows_null(rows, row)) {
+            return row;
+        }
+    }
+    return -1;
+}
+
+static int check_offsets(const char *what, const quire_rows *rows) {
+    for (int64_t row = 0, at = rows->offset; row < rows->row_count; row++, at++) {
+        int64_t start = rows->offsets32 != NULL ? rows->offsets32[at] : rows->offsets64[at];
+        int64_t end = rows->offsets32 != NULL ? rows->offsets32[at + 1] : rows->offsets64[at + 1];
+        if (start < 0 || end < start || end - start > UINT32_MAX) {
+            return quire_fail(QUIRE_E_INVALID,
+                              "row %" PRId64 " of the %s is said to lie from %" PRId64 " to %" PRId64
+                              ": offsets must not fall, and a row has at most %" PRIu32 " bytes",
+                              row, what, start, end, UINT32_MAX);
+        }
+    }
+    return QUIRE_OK;
+}
+
+int quire_rows_open(const char *what, const quire_rows *given, bool nulls_allowed, quire_rows *rows) {
+    *rows = *given;
+    if (rows->bytes == NULL) {
+        rows->bytes = no_bytes;
+    }
+    if (rows->row_count < 0 || rows->offset < 0 || rows->width < 0 || rows->width > UINT32_MAX) {
+        return quire_fail(QUIRE_E_INVALID,
+                          "%s with %" PRId64 " rows from row %" PRId64 " on, each %" PRId64
+                          " bytes wide: none may be negative, and a row has at most %" PRIu32 " bytes",
+                          what, rows->row_count, rows->offset, rows->width, UINT32_MAX);
+    }
+    if (rows->offsets32 != NULL || rows->offsets64 != NULL) {
+        QUIRE_TRY(check_offsets(what, rows));
+    }
+    int64_t null_row = nulls_allowed ? -1 : first_null(rows);
+    if (null_row >= 0) {
+        return quire_fail(QUIRE_E_INVALID, "row %" PRId64 " of the %s is null; nulls cannot be stored", null_row, what);
+    }
+    return QUIRE_OK;
+}
+
+int quire_fail_at_row(int rc, int64_t row) {
+    char message[768];
+    snprintf(message, sizeof message, "%s", quire_error_message());
+    return quire_fail(rc, "row %" PRId64 ": %s", row, message);
+}
+
+/* Before the first of each QUIRE_PREFETCH_ROWS rows: asks for the memory of them all. */
+static inline void prefetch(const quire_kv *kv, const quire_rows *keys, int64_t row) {
+    if (row % QUIRE_PREFETCH_ROWS == 0 && kv->ops->prefetch != NULL) {
+        int64_t left = keys->row_count - row;
+        kv->ops->prefetch(view_of(kv), keys, row, left < QUIRE_PREFETCH_ROWS ? left : QUIRE_PREFETCH_ROWS);
+    }
+}
+
+static int get_row(quire_kv *kv, const quire_rows *keys, int64_t row, quire_buffer *value, quire_column *values) {
+    const quire_record *record;
+    size_t key_bytes;
+    if (quire_rows_null(keys, row)) {
+        return quire_column_add_null(values);
+    }
+    const uint8_t *key = quire_rows_at(keys, row, &key_bytes);
+    int rc = find(kv, key, key_bytes, &record);
+    if (rc == QUIRE_E_NOTFOUND) {
+        return quire_column_add_null(values);
+    }
+    QUIRE_TRY(rc);
+    QUIRE_TRY(quire_record_value(view_of(kv), record, value));
+    return quire_column_add(values, value->bytes, value->count);
+}
+
+int quire_kv_get_many(quire_kv *kv, const quire_rows *keys, quire_column *values) {
+    quire_rows rows;
+    QUIRE_TRY(quire_rows_open("keys", keys, true, &rows));
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    int rc = QUIRE_OK;
+    quire_buffer value = {0};
+    for (int64_t row = 0; row < rows.row_count && rc == QUIRE_OK; row++) {
+        prefetch(kv, &rows, row);
+        rc = get_row(kv, &rows, row, &value, values);
+        rc = rc == QUIRE_OK ? rc : quire_fail_at_row(rc, row);
+    }
+    quire_buffer_free(&value);
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+int quire_kv_contains_many(quire_kv *kv, const quire_rows *keys, uint8_t *found) {
+    quire_rows rows;
+    QUIRE_TRY(quire_rows_open("keys", keys, true, &rows));
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    int rc = QUIRE_OK;
+    for (int64_t row = 0; row < rows.row_count && rc == QUIRE_OK; row++) {
+        const quire_record *record;
+        size_t key_bytes;
+        found[row] = 0;
+        prefetch(kv, &rows, row);
+        if (quire_rows_null(&rows, row)) {
+            continue;
+        }
+        const uint8_t *key = quire_rows_at(&rows, row, &key_bytes);
+        rc = find(kv, key, key_bytes, &record);
+        found[row] = rc == QUIRE_OK;
+        rc = rc == QUIRE_OK || rc == QUIRE_E_NOTFOUND ? QUIRE_OK : quire_fail_at_row(rc, row);
+    }
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+static int put_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done, bool append) {
+    quire_rows key_rows;
+    quire_rows value_rows;
+    *done = 0;
+    QUIRE_TRY(quire_rows_open("keys", keys, false, &key_rows));
+    QUIRE_TRY(quire_rows_open("values", values, false, &value_rows));
+    if (key_rows.row_count != value_rows.row_count) {
+        return quire_fail(QUIRE_E_INVALID, "%" PRId64 " keys but %" PRId64 " values", key_rows.row_count,
+                          value_rows.row_count);
+    }
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    int rc = QUIRE_OK;
+    int64_t row = 0;
+    for (; row < key_rows.row_count; row++) {
+        size_t key_bytes;
+        size_t value_bytes;
+        prefetch(kv, &key_rows, row);
+        const uint8_t *key = quire_rows_at(&key_rows, row, &key_bytes);
+        const uint8_t *value = quire_rows_at(&value_rows, row, &value_bytes);
+        rc = put_entered(kv, key, key_bytes, value, value_bytes, append);
+        if (QUIRE_UNLIKELY(rc != QUIRE_OK)) {
+            rc = quire_fail_at_row(rc, row);
+            break;
+        }
+    }
+    quire_handle_leave(&kv->at);
+    *done = row;
+    return rc;
+}
+
+int quire_kv_put_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done) {
+    return put_many(kv, keys, values, done, false);
+}
+
+int quire_kv_append_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done) {
+    return put_many(kv, keys, values, done, true);
+}
+
+int quire_kv_remove_many(quire_kv *kv, const quire_rows *keys, uint8_t *found, int64_t *removed) {
+    quire_rows rows;
+    *removed = 0;
+    QUIRE_TRY(quire_rows_open("keys", keys, true, &rows));
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    int rc = QUIRE_OK;
+    int64_t removed_count = 0;
+    for (int64_t row = 0; row < rows.row_count && rc == QUIRE_OK; row++) {
+        prefetch(kv, &rows, row);
+        rc = QUIRE_E_NOTFOUND;
+        if (!quire_rows_null(&rows, row)) {
+            size_t key_bytes;
+            const uint8_t *key = quire_rows_at(&rows, row, &key_bytes);
+            rc = remove_entered(kv, key, key_bytes);
+        }
+        removed_count += rc == QUIRE_OK;
+        if (found != NULL) {
+            found[row] = rc == QUIRE_OK;
+        }
+        rc = rc == QUIRE_OK || rc == QUIRE_E_NOTFOUND ? QUIRE_OK : quire_fail_at_row(rc, row);
+    }
+    quire_handle_leave(&kv->at);
+    *removed = removed_count;
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------------------------ cursors */
+
+static int bound_copy(const uint8_t *bytes, size_t count, quire_buffer *bound, bool *has) {
+    *has = bytes != NULL;
+    if (bytes == NULL) {
+        return QUIRE_OK;
+    }
+    *bound = (quire_buffer){.bytes = bytes, .count = count, .copy = true};
+    return quire_buffer_keep(bound);
+}
+
+/* To the cursor's first record, or the place seek asks for. */
+static int cursor_rewind(quire_cursor *cursor) {
+    cursor->position = (quire_position){0};
+    cursor->ended = false;
+    const quire_buffer *start = cursor->reverse ? &cursor->hi : &cursor->lo;
+    bool has_start = cursor->reverse ? cursor->has_hi : cursor->has_lo;
+    if (!has_start) {
+        return QUIRE_OK;
+    }
+    return cursor->ops->seek(&cursor->view, &cursor->position, cursor->reverse, start->bytes, start->count);
+}
+
+static int cursor_fill(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const uint8_t *hi, size_t hi_bytes,
+                       quire_cursor *cursor) {
+    QUIRE_TRY(bound_copy(lo, lo_bytes, &cursor->lo, &cursor->has_lo));
+    QUIRE_TRY(bound_copy(hi, hi_bytes, &cursor->hi, &cursor->has_hi));
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    int rc = quire_handle_pin(&kv->at, &cursor->snap, &cursor->view);
+    quire_handle_leave(&kv->at);
+    return rc == QUIRE_OK ? cursor_rewind(cursor) : rc;
+}
+
+int quire_cursor_open(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const uint8_t *hi, size_t hi_bytes,
+                      unsigned flags, quire_cursor **cursor) {
+    if ((flags & ~(unsigned)QUIRE_CURSOR_REVERSE) != 0) {
+        return quire_fail(QUIRE_E_INVALID, "cursor flags %#x; only %#x is known", flags, QUIRE_CURSOR_REVERSE);
+    }
+    if (kv->ops->seek == NULL && (lo != NULL || hi != NULL || flags != 0)) {
+        return quire_fail(QUIRE_E_INVALID, "an unordered map has no bounds and no reverse: use an ordered map");
+    }
+    quire_cursor *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return quire_fail(QUIRE_E_NOMEM, "no memory for a cursor of %zu bytes", sizeof *made);
+    }
+    made->ops = kv->ops;
+    made->reverse = (flags & QUIRE_CURSOR_REVERSE) != 0;
+    int rc = cursor_fill(kv, lo, lo_bytes, hi, hi_bytes, made);
+    if (rc != QUIRE_OK) {
+        quire_cursor_close(made);
+        return rc;
+    }
+    *cursor = made;
+    return QUIRE_OK;
+}
+
+void quire_cursor_close(quire_cursor *cursor) {
+    if (cursor == NULL) {
+        return;
+    }
+    if (cursor->snap != NULL) {
+        quire_snap_release(cursor->snap);
+    }
+    quire_buffer_free(&cursor->lo);
+    quire_buffer_free(&cursor->hi);
+    quire_buffer_free(&cursor->key);
+    quire_buffer_free(&cursor->value);
+    free(cursor);
+}
+
+int quire_cursor_seek(quire_cursor *cursor, const uint8_t *key, size_t key_bytes) {
+    if (cursor->ops->seek == NULL) {
+        return quire_fail(QUIRE_E_INVALID, "an unordered map cannot be searched by order: use an ordered map");
+    }
+    QUIRE_TRY(quire_argument_check("key", &key, key_bytes));
+    QUIRE_TRY(quire_view_usable(&cursor->view));
+    bool outside = cursor->reverse
+                       ? cursor->has_hi && quire_bytes_order(key, key_bytes, cursor->hi.bytes, cursor->hi.count) > 0
+                       : cursor->has_lo && quire_bytes_order(key, key_bytes, cursor->lo.bytes, cursor->lo.count) < 0;
+    if (outside) {
+        return cursor_rewind(cursor);
+    }
+    cursor->position = (quire_position){0};
+    cursor->ended = false;
+    return cursor->ops->seek(&cursor->view, &cursor->position, cursor->reverse, key, key_bytes);
+}
+
+/* The next record within the far bound. */
+static int cursor_step(quire_cursor *cursor, const quire_record **record) {
+    if (cursor->ended) {
+        return QUIRE_E_NOTFOUND;
+    }
+    int rc = cursor->ops->next(&cursor->view, &cursor->position, cursor->reverse, record);
+    const quire_buffer *end = cursor->reverse ? &cursor->lo : &cursor->hi;
+    bool has_end = cursor->reverse ? cursor->has_lo : cursor->has_hi;
+    if (rc == QUIRE_OK && has_end) {
+        int order;
+        QUIRE_TRY(quire_record_compare(&cursor->view, *record, end->bytes, end->count, &order));
+        rc = (cursor->reverse ? order >= 0 : order < 0) ? QUIRE_OK : QUIRE_E_NOTFOUND;
+    }
+    cursor->ended = rc == QUIRE_E_NOTFOUND;
+    return rc;
+}
+
+int quire_cursor_next(quire_cursor *cursor, quire_buffer *key, quire_buffer *value) {
+    const quire_record *record;
+    QUIRE_TRY(quire_view_usable(&cursor->view));
+    QUIRE_TRY(cursor_step(cursor, &record));
+    QUIRE_TRY(quire_record_key(&cursor->view, record, key));
+    return quire_record_value(&cursor->view, record, value);
+}
+
+int quire_cursor_next_all(quire_cursor *cursor, quire_buffer *key, quire_buffer *values, uint64_t *value_count) {
+    const quire_record *record;
+    QUIRE_TRY(quire_view_usable(&cursor->view));
+    QUIRE_TRY(cursor_step(cursor, &record));
+    QUIRE_TRY(quire_record_key(&cursor->view, record, key));
+    return quire_record_values(&cursor->view, record, values, value_count);
+}
+
+/* One record to the columns; *bytes grows by what it added. */
+static int cursor_add(quire_cursor *cursor, const quire_record *record, quire_column *keys, quire_column *values,
+                      size_t *bytes) {
+    if (keys != NULL) {
+        QUIRE_TRY(quire_record_key(&cursor->view, record, &cursor->key));
+        QUIRE_TRY(quire_column_add(keys, cursor->key.bytes, cursor->key.count));
+        *bytes += cursor->key.count;
+    }
+    if (values != NULL) {
+        QUIRE_TRY(quire_record_value(&cursor->view, record, &cursor->value));
+        QUIRE_TRY(quire_column_add(values, cursor->value.bytes, cursor->value.count));
+        *bytes += cursor->value.count;
+    }
+    return QUIRE_OK;
+}
+
+int quire_cursor_next_many(quire_cursor *cursor, int64_t row_count, size_t bytes_max, quire_column *keys,
+                           quire_column *values, int64_t *rows) {
+    QUIRE_TRY(quire_view_usable(&cursor->view));
+    int64_t row = 0;
+    size_t bytes = 0;
+    while (row < row_count && bytes <= bytes_max) {
+        const quire_record *record;
+        int rc = cursor_step(cursor, &record);
+        if (rc == QUIRE_E_NOTFOUND) {
+            break;
+        }
+        QUIRE_TRY(rc);
+        QUIRE_TRY(cursor_add(cursor, record, keys, values, &bytes));
+        row++;
+    }
+    *rows = row;
+    return QUIRE_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ differences */
+
+typedef struct {
+    const quire_kv_ops *ops;
+    const quire_view *newer;
+    const quire_view *older;
+    quire_change_visit visit;
+    void *context;
+    quire_buffer key, values;
+    /* The newer records of the page at hand, so that most older ones are found without a look-up. */
+    const quire_record **here;
+    size_t here_count, here_capacity;
+    size_t here_next;
+} difference;
+
+static int difference_newer_record(void *context, const quire_record *record) {
+    difference *d = context;
+    if (d->here_count == d->here_capacity) {
+        size_t capacity = d->here_capacity == 0 ? 256 : d->here_capacity * 2;
+        void *here = realloc(d->here, capacity * sizeof *d->here);
+        if (here == NULL) {
+            return quire_fail(QUIRE_E_NOMEM, "no memory for the %zu records of a page", capacity);
+        }
+        d->here = here;
+        d->here_capacity = capacity;
+    }
+    d->here[d->here_count++] = record;
+    if (record->stamp <= d->older->epoch) {
+        return QUIRE_OK;
+    }
+    uint64_t value_count;
+    QUIRE_TRY(quire_record_key(d->newer, record, &d->key));
+    QUIRE_TRY(quire_record_values(d->newer, record, &d->values, &value_count));
+    return d->visit(d->context, d->key.bytes, d->key.count, d->values.bytes, d->values.count, value_count);
+}
+
+/* QUIRE_OK if the newer page holds the key in d->key close to where the last one was, else QUIRE_E_NOTFOUND. */
+static int difference_find_here(difference *d) {
+    size_t end = d->here_next + SAME_PAGE_WINDOW;
+    for (size_t i = d->here_next; i < end && i < d->here_count; i++) {
+        int rc = QUIRE_OK;
+        bool same = quire_record_key_equals(d->newer, d->here[i], d->key.bytes, d->key.count, &rc);
+        QUIRE_TRY(rc);
+        if (same) {
+            d->here_next = i + 1;
+            return QUIRE_OK;
+        }
+    }
+    return QUIRE_E_NOTFOUND;
+}
+
+static int difference_older_record(void *context, const quire_record *record) {
+    difference *d = context;
+    const quire_record *found;
+    QUIRE_TRY(quire_record_key(d->older, record, &d->key));
+    int rc = difference_find_here(d);
+    if (rc == QUIRE_E_NOTFOUND) {
+        rc = d->ops->find(d->newer, NULL, d->key.bytes, d->key.count, &found);
+    }
+    if (rc != QUIRE_E_NOTFOUND) {
+        return rc;
+    }
+    return d->visit(d->context, d->key.bytes, d->key.count, NULL, 0, 0);
+}
+
+/* A page that differs: what is new on it, and what was on it and is nowhere now. */
+static int difference_page(void *context, quire_page_id id, bool in_use) {
+    difference *d = context;
+    d->here_count = 0;
+    d->here_next = 0;
+    if (in_use) {
+        QUIRE_TRY(d->ops->page_records(d->newer, id, difference_newer_record, d));
+    }
+    if (quire_page_entry(d->older, id) == 0) {
+        return QUIRE_OK;
+    }
+    return d->ops->page_records(d->older, id, difference_older_record, d);
+}
+
+static int difference_run(difference *d) {
+    QUIRE_TRY(quire_view_changed(d->newer, d->older->epoch, difference_page, d));
+    /* A table that was emptied has no nodes left to tell of the ids it had. */
+    for (uint32_t id = d->newer->table[0].page_limit; id < d->older->table[0].page_limit; id++) {
+        QUIRE_TRY(difference_page(d, id, false));
+    }
+    return QUIRE_OK;
+}
+
+int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit, void *context) {
+    if (older->at.set != NULL || older->ops != newer->ops || older->at.view.arena != view_of(newer)->arena) {
+        return quire_fail(QUIRE_E_INVALID,
+                          "the older state must be a snapshot's map, of the same kind and arena as the newer");
+    }
+    QUIRE_TRY(quire_view_usable(&older->at.view));
+    quire_snap *snap = NULL;
+    quire_view view = {0};
+    QUIRE_TRY(quire_handle_enter(&newer->at));
+    int rc = quire_handle_pin(&newer->at, &snap, &view);
+    quire_handle_leave(&newer->at);
+    QUIRE_TRY(rc);
+    if (view.epoch < older->at.view.epoch) {
+        rc = quire_fail(QUIRE_E_INVALID,
+                        "the newer state is of epoch %" PRIu32 ", the older of %" PRIu32 ": exchange them", view.epoch,
+                        older->at.view.epoch);
+    } else {
+        difference d = {
+            .ops = newer->ops, .newer = &view, .older = &older->at.view, .visit = visit, .context = context};
+        rc = difference_run(&d);
+        quire_buffer_free(&d.key);
+        quire_buffer_free(&d.values);
+        free(d.here);
+    }
+    if (snap != NULL) {
+        quire_snap_release(snap);
+    }
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------------------------ checks */
+
+int quire_kv_check(quire_kv *kv) {
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    int rc = kv->ops->check(view_of(kv));
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+int quire_kv_stats_get(quire_kv *kv, quire_kv_stats *stats) {
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    const quire_view *view = view_of(kv);
+    uint64_t count;
+    int rc = kv->ops->count(view, &count);
+    if (rc == QUIRE_OK) {
+        *stats = (quire_kv_stats){.count = count,
+                                  .pages = (uint64_t)view->table[0].page_count + view->table[1].page_count,
+                                  .index_pages = view->table[1].page_count};
+    }
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+int quire_census_open(const quire_view *view, quire_page_census *census) {
+    *census = (quire_page_census){.view = view};
+    for (int table = 0; table < 2; table++) {
+        size_t bytes = (size_t)view->table[table].page_limit / 8 + 1;
+        census->seen[table] = calloc(bytes, 1);
+        if (census->seen[table] == NULL) {
+            free(census->seen[0]);
+            return quire_fail(QUIRE_E_NOMEM, "no memory for a page census of %zu bytes", bytes);
+        }
+    }
+    return QUIRE_OK;
+}
+
+int quire_census_count(void *context, quire_page_id id) {
+    quire_page_census *census = context;
+    uint32_t index = id & 0x7FFFFFFFu;
+    uint8_t *seen = census->seen[id >> 31];
+    uint8_t bit = (uint8_t)(1u << (index & 7));
+    if (quire_page_entry(census->view, id) == 0) {
+        return quire_fail(QUIRE_E_CORRUPT, "page %#" PRIx32 " is referred to but not in use", id);
+    }
+    if ((seen[index >> 3] & bit) != 0) {
+        return quire_fail(QUIRE_E_CORRUPT, "page %#" PRIx32 " is referred to twice", id);
+    }
+    seen[index >> 3] |= bit;
+    return QUIRE_OK;
+}
+
+static int census_compare(const quire_page_census *census) {
+    for (uint32_t table = 0; table < 2; table++) {
+        for (uint32_t index = 0; index < census->view->table[table].page_limit; index++) {
+            bool seen = (census->seen[table][index >> 3] >> (index & 7) & 1) != 0;
+            if (!seen && quire_page_entry(census->view, index | table << 31) != 0) {
+                return quire_fail(QUIRE_E_CORRUPT, "page %#" PRIx32 " is in use, but nothing refers to it",
+                                  index | table << 31);
+            }
+        }
+    }
+    return QUIRE_OK;
+}
+
+int quire_census_close(quire_page_census *census, int rc) {
+    if (rc == QUIRE_OK) {
+        rc = census_compare(census);
+    }
+    free(census->seen[0]);
+    free(census->seen[1]);
+    return rc;
+}

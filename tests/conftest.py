@@ -1,0 +1,51 @@
+"""Settings for all tests.
+
+QUIRE_TEST_PROFILE  how long the random tests run: quick (under sanitizers), normal, long (for an hour's search).
+QUIRE_TEST_EXPECT   a folder that quire must be imported from, so that the sanitized build is surely the one tested.
+"""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+import quire
+
+hypothesis.settings.register_profile("quick", max_examples=8, stateful_step_count=25, deadline=None)
+hypothesis.settings.register_profile("normal", max_examples=40, stateful_step_count=40, deadline=None)
+hypothesis.settings.register_profile("long", max_examples=3000, stateful_step_count=120, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("QUIRE_TEST_PROFILE", "normal"))
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_report_header() -> str:
+    return f"quire {quire.__version__} from {Path(quire.__file__).parent}"
+
+
+def pytest_sessionstart() -> None:
+    expected = os.environ.get("QUIRE_TEST_EXPECT")
+    if expected and not Path(quire.__file__).is_relative_to(expected):
+        pytest.exit(f"quire is imported from {quire.__file__}, not from {expected}", returncode=3)
+
+
+@pytest.fixture(params=[1024, 4096])
+def page_size(request):
+    return request.param
+
+
+@pytest.fixture
+def pm(page_size):
+    with quire.PageManager(page_size=page_size) as manager:
+        yield manager
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "state.arena"
+
+
+@pytest.fixture
+def source_root():
+    return ROOT
