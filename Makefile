@@ -29,7 +29,7 @@ $(STAMPS)/venv: tools/check_machine.sh
 
 $(STAMPS)/quire: $(STAMPS)/venv pyproject.toml setup.py src/quire/_native_build.py $(CORE)
 	@echo "== Compiling the core and installing Quire into $(VENV)/ (editable)"
-	@$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[test]'
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[test]'
 	@touch $@
 
 $(STAMPS)/tools: $(STAMPS)/quire pyproject.toml

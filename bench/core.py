@@ -9,8 +9,8 @@
     core.curve            cost per operation by number of records, both maps
     core.page-size        everything again by page size, unordered map
 
-Times are wall clock on one thread and include the commit. Every result is compared with what it should be before its time
-counts; that and the making of inputs happen outside the clock, with Python's garbage collector off.
+Times are wall clock on one thread and include the commit. Every result is compared with what it should be before its
+time counts; that and the making of inputs happen outside the clock, with Python's garbage collector off.
 """
 
 import contextlib
@@ -105,7 +105,7 @@ class Benchmark:
 
 
 class Bench:
-    """A peer and the model of what it should hold; each method gives nanoseconds per record, after checking the result."""
+    """A peer and the model of what it should hold; methods check their result and give nanoseconds per record."""
 
     def __init__(self, case: Case, ordered: bool, capacity: int, chunk_rows: int = CHUNK_ROWS) -> None:
         self.chunk_rows, self.ordered = chunk_rows, ordered
@@ -276,7 +276,9 @@ def bulk_ordered(case: Case) -> Iterator[Measurement]:
     random, count = case.random(), case.operations
     with opened(case, True, case.size) as store:
         ids, ranges = uniform(case.size, count, random), max(1, count // RANGE_ROWS)
-        yield timed("put, random order", store.put(uniform(case.size, case.size, random)), case.size, store.calls("put"))
+        yield timed(
+            "put, random order", store.put(uniform(case.size, case.size, random)), case.size, store.calls("put")
+        )
         yield from reads(store, ids, ranges, random)
         if state := store.peer.settle():
             yield from reads(store, ids, ranges, random, state)
@@ -321,7 +323,7 @@ def counted(result: tuple[float, str], operations: int) -> tuple[float, int, str
     return result[0], operations, result[1]
 
 
-# ------------------------------------------------------------------------------------------------ Quire's own properties
+# ------------------------------------------------------------------------------------------------ Quire by itself
 
 
 def snapshot(case: Case) -> Iterator[Measurement]:
@@ -350,7 +352,9 @@ def snapshot(case: Case) -> Iterator[Measurement]:
             yield timed("update, snapshot open", store.put(ids), len(ids), store.calls("put"))
             touched = sum(pm.changed_pages("bench", epoch).values())
             copies = pm.stats().frames_retired
-            yield Measurement("copies per touched page", copies / touched, "pages", touched, "pm.stats(), frames_retired")
+            yield Measurement(
+                "copies per touched page", copies / touched, "pages", touched, "pm.stats(), frames_retired"
+            )
             yield timed("update again, snapshot open", store.put(ids), len(ids), store.calls("put"))
             more = pm.stats().frames_retired - copies
             yield Measurement("more copies on updating again", more / touched, "pages", touched, "as above")
@@ -373,14 +377,16 @@ def memory(case: Case) -> Iterator[Measurement]:
             store.check()
             if held is not None:
                 yield Measurement(f"held after {after}", held / raw, "bytes/byte", size, "the store's own count")
-            yield Measurement(f"resident after {after}", resident / raw, "bytes/byte", size, "memory of process and files")
+            yield Measurement(
+                f"resident after {after}", resident / raw, "bytes/byte", size, "memory of process and files"
+            )
 
+        live = in_key_order(np.arange(size)) if load == "sequential" else uniform(size, size, random)
         base = resident_bytes(case.folder)
-        ids = in_key_order(np.arange(size)) if load == "sequential" else uniform(size, size, random)
-        store.put(ids)
+        store.put(live)
         yield from measured("load")
         if load == "random":
-            live, step = ids.copy(), max(1, size // 10)
+            step = max(1, size // 10)
             for start in range(size, 3 * size, step):
                 new = np.arange(start, min(start + step, 3 * size))
                 random.shuffle(live)

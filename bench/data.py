@@ -1,7 +1,7 @@
 """The records that benchmarks store, and a model of what a store must hold.
 
-Record number i has a key of 16 bytes (a mix of i, then i itself) and values of 64 bytes made from i and a version, so that any
-key or value can be checked without keeping a copy of it. Keys look random to a hash and to an ordered store alike.
+Record number i has a key of 16 bytes (a mix of i, then i itself) and values of 64 bytes made from i and a version, so
+that any key or value can be checked without keeping a copy of it. Keys look random to a hash and to an ordered store.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,8 @@ def values_of(ids: Ids, versions: Ids) -> Bytes:
 
 def in_key_order(ids: Ids) -> Ids:
     """The record numbers in ascending order of their keys."""
-    return ids[np.argsort(mix(ids.astype(np.uint64) + np.uint64(1)))]
+    order: Ids = np.argsort(mix(ids.astype(np.uint64) + np.uint64(1)))
+    return ids[order]
 
 
 def uniform(size: int, count: int, random: np.random.Generator) -> Ids:
@@ -105,7 +106,7 @@ class Model:
         """Refuses records that were not put or have another value; gives their numbers."""
         rows = np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES)
         ids: Ids = rows[:, KEY_BYTES - 8 :].copy().view(">u8").ravel().astype(np.int64)
-        if len(ids) and not (0 <= ids.min() and ids.max() < len(self.versions) and (keys_of(ids) == rows).all()):
+        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.versions) and (keys_of(ids) == rows).all()):
             raise WrongResult("a scan gave keys that were never put")
         if (self.versions[ids] == ABSENT).any():
             raise WrongResult("a scan gave keys that had been removed")

@@ -1,4 +1,4 @@
-"""What a result depends on besides the code: the machine, the versions, where files lie; and how much memory a process holds."""
+"""What a result depends on besides the code: machine, versions, where files lie; and how much memory is held."""
 
 import ctypes
 import gc
@@ -54,7 +54,7 @@ def versions() -> dict[str, str]:
 
 
 def storage(bytes_needed: int) -> tuple[Path, str]:
-    """The folder for the files of peers, and what kind it is: in memory if there is room, so that no disk is measured."""
+    """The folder for the files of peers, and its kind: in memory if there is room, so that no disk is measured."""
     if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= bytes_needed:
         return SHARED_MEMORY, "memory (tmpfs)"
     return Path(tempfile.gettempdir()), "the folder for temporary files: peers may be measured with their disk"

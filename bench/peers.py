@@ -1,11 +1,13 @@
 """Quire and the stores it is measured against, each with its best settings and fastest bulk calls.
 
-A peer gives the same operations in its own way. Inputs are made in the form the peer likes best (``keys_in``, ``pairs_in``)
-before the clock starts. Where a peer has several ways to read, ``*_ways`` name them all and the benchmark takes the fastest.
+A peer gives the same operations in its own way. Inputs are made in the form the peer likes best (``keys_in``,
+``pairs_in``) before the clock starts. Where a peer has several ways to read, ``*_ways`` name them all and the benchmark
+takes the fastest.
 What was tried and not taken:
 
-* LMDB, sorting a batch first: costs more in Python than it saves. ``getmulti(keyfixed=True)``: needs a table of duplicates
-  (dupsort, dupfixed), in which a put adds a value instead of replacing it, so it is no map; it was not faster either.
+* LMDB, sorting a batch first: costs more in Python than it saves.
+* LMDB, ``getmulti(keyfixed=True)``: needs a table of duplicates (dupsort, dupfixed), in which a put adds a value and
+  replaces none, so it is no map; it was not faster either.
 * RocksDB, one ``multi_get`` of all keys: slower than in blocks of 1000.
 """
 
@@ -43,6 +45,16 @@ def blocks(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, b
     """Pairs in lists of up to SCAN_BLOCK_ROWS."""
     rest = iter(pairs)
     return iter(lambda: list(itertools.islice(rest, SCAN_BLOCK_ROWS)), [])
+
+
+def until(pairs: Iterable[tuple[bytes, bytes]], high: bytes) -> list[tuple[bytes, bytes]]:
+    """The pairs before the bound."""
+    found = []
+    for pair in pairs:
+        if pair[0] >= high:
+            break
+        found.append(pair)
+    return found
 
 
 def exhaust(calls: Iterator[Any]) -> None:
@@ -223,12 +235,8 @@ class Lmdb(Peer):
 
     def range_ways(self) -> dict[str, Way]:
         def ranges(bounds: Bounds) -> Any:
-            found = []
             with self.env.begin() as txn, txn.cursor() as cursor:
-                for low, high in bounds:
-                    pairs = iter(cursor) if cursor.set_range(low) else iter(())
-                    found.append(list(itertools.takewhile(lambda pair, high=high: pair[0] < high, pairs)))  # type: ignore[misc]
-            return found
+                return [until(cursor if cursor.set_range(low) else (), high) for low, high in bounds]
 
         return {"cursor.set_range, then iterate": ranges}
 
@@ -256,7 +264,7 @@ class Lmdb(Peer):
 
 
 class RocksDb(Peer):
-    """Raw mode, no log, no compression, a memtable and a cache that hold everything, filters and hash index, mapped files.
+    """Raw mode, no log, no compression, memtable and cache that hold everything, filters, hash index, mapped files.
 
     Flushes and compactions run on threads of its own, outside the clock unless a call waits for them.
     """
@@ -317,11 +325,7 @@ class RocksDb(Peer):
             return found
 
         def unbounded(bounds: Bounds) -> Any:
-            found = []
-            for low, high in bounds:
-                pairs = self.db.items(from_key=low)
-                found.append(list(itertools.takewhile(lambda pair, high=high: pair[0] < high, pairs)))  # type: ignore[misc]
-            return found
+            return [until(self.db.items(from_key=low), high) for low, high in bounds]
 
         return {"items(from_key) with an upper bound": bounded, "items(from_key), then iterate": unbounded}
 
@@ -369,7 +373,12 @@ class Sqlite(Peer):
     def open(self) -> None:
         self.db = sqlite3.connect(self.folder / "sqlite", isolation_level=None)
         cache_kilobytes = (8 * self.raw_bytes >> 10) + (1 << 16)
-        for setting in ("journal_mode=off", "synchronous=off", "locking_mode=exclusive", f"cache_size=-{cache_kilobytes}"):
+        for setting in (
+            "journal_mode=off",
+            "synchronous=off",
+            "locking_mode=exclusive",
+            f"cache_size=-{cache_kilobytes}",
+        ):
             self.db.execute(f"pragma {setting}")
         self.db.execute("create table bench (key blob primary key, value blob) without rowid")
 
@@ -518,7 +527,7 @@ PEERS: dict[str, type[Peer]] = {
 
 
 def peer_class(name: str) -> type[Peer]:
-    """The peer of that name; ``quire:8192`` is Quire with pages of 8192 bytes, ``rocksdb compacted`` a state of RocksDB."""
+    """The peer of that name; ``quire:8192`` has pages of 8192 bytes, ``rocksdb compacted`` is a state of RocksDB."""
     base, _, page_size = name.split(" ")[0].partition(":")
     found = PEERS[base]
     return type("QuirePages", (found,), {"page_size": int(page_size)}) if page_size else found

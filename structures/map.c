@@ -215,15 +215,22 @@ static inline const quire_record *record_at(const quire_view *view, uint64_t wor
     return (const quire_record *)(bytes + *unit * 8);
 }
 
+static inline bool line_full(const uint64_t *words, uint32_t line) {
+    for (uint32_t i = line_first(line); i < (line + 1) * LINE_WORDS; i++) {
+        if (words[i] == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Looks for the key in one table page; *whole tells that the search met no empty word. */
 static inline int page_find(const quire_view *view, const uint64_t *words, uint32_t signature, const uint8_t *key,
                             size_t key_bytes, location *found, bool *whole) {
     uint32_t lines = table_words(view) / LINE_WORDS, line = signature_line(view, signature);
-    *whole = true;
-    for (uint32_t tries = 0; tries < lines && *whole; tries++, line = (line + 1) & (lines - 1)) {
+    for (uint32_t tries = 0; tries < lines; tries++, line = (line + 1) & (lines - 1)) {
         for (uint32_t i = line_first(line); i < (line + 1) * LINE_WORDS; i++) {
             uint64_t word = words[i];
-            *whole = *whole && word != 0;
             if ((word >> PLACE_BITS) != signature || word == 0) {
                 continue;
             }
@@ -238,7 +245,12 @@ static inline int page_find(const quire_view *view, const uint64_t *words, uint3
             }
             QUIRE_TRY(rc);
         }
+        if (!line_full(words, line)) {
+            *whole = false;
+            return QUIRE_E_NOTFOUND;
+        }
     }
+    *whole = true;
     return QUIRE_E_NOTFOUND;
 }
 
@@ -327,10 +339,7 @@ static void page_remove(const quire_view *view, uint64_t *words, uint32_t at) {
     uint32_t lines = table_words(view) / LINE_WORDS;
     for (uint32_t hole = at;;) {
         uint32_t line = hole / LINE_WORDS;
-        bool was_full = true;
-        for (uint32_t i = line_first(line); i < (line + 1) * LINE_WORDS; i++) {
-            was_full = was_full && words[i] != 0;
-        }
+        bool was_full = line_full(words, line);
         words[hole] = 0;
         if (!was_full) {
             return;
@@ -426,12 +435,9 @@ static int bucket_remove(quire_set *set, uint32_t bucket, const location *at) {
     if (words == NULL) {
         return damaged("a table page is missing", at->table);
     }
-    bool line_full = true;
-    for (uint32_t line = at->word / LINE_WORDS, i = line_first(line); i < (line + 1) * LINE_WORDS; i++) {
-        line_full = line_full && words[i] != 0;
-    }
+    bool was_full = line_full(words, at->word / LINE_WORDS);
     page_remove(&set->view, words, at->word);
-    if (line_full && ((table_page *)words)->chained != QUIRE_NO_PAGE) {
+    if (was_full && ((table_page *)words)->chained != QUIRE_NO_PAGE) {
         return chain_refill(set, at->table);
     }
     return at->table >> 31 == 0 && page_count_words(&set->view, words) == 0 ? chain_trim(set, bucket, at->table) : QUIRE_OK;
@@ -498,8 +504,7 @@ static int bucket_drain(quire_set *set, uint32_t bucket, word_list *list) {
     return QUIRE_OK;
 }
 
-/* Pages of a bucket and the words in them. */
-static int bucket_size(const quire_view *view, uint32_t bucket, uint32_t *pages, size_t *words) {
+static int bucket_page_count(const quire_view *view, uint32_t bucket, uint32_t *pages) {
     quire_page_id id = QUIRE_DIRECTORY_PAGE(bucket);
     for (uint32_t tries = 0; id != QUIRE_NO_PAGE; tries++) {
         const table_page *table = quire_page_read(view, id);
@@ -507,8 +512,25 @@ static int bucket_size(const quire_view *view, uint32_t bucket, uint32_t *pages,
             return damaged("a table page is missing", id);
         }
         (*pages)++;
-        *words += page_count_words(view, (const uint64_t *)table);
         id = table->chained;
+    }
+    return QUIRE_OK;
+}
+
+/* Puts the words of a group into its empty buckets. The pages are looked up once, not for every word. */
+static int group_fill(quire_set *set, shape s, uint32_t level, uint32_t planes, uint32_t group, const word_list *list) {
+    uint64_t *pages[4];
+    for (uint32_t plane = 0; plane < planes; plane++) {
+        pages[plane] = quire_page_write(set, QUIRE_DIRECTORY_PAGE((plane << level) + group));
+        if (pages[plane] == NULL) {
+            return damaged("a table page is missing", plane);
+        }
+    }
+    for (size_t i = 0; i < list->count; i++) {
+        uint32_t bucket = bucket_of(s, (uint32_t)(list->items[i] >> PLACE_BITS)), plane = (bucket - group) >> level;
+        if (plane >= planes || !page_insert(&set->view, pages[plane], list->items[i])) {
+            QUIRE_TRY(bucket_insert(set, bucket, list->items[i]));
+        }
     }
     return QUIRE_OK;
 }
@@ -520,13 +542,14 @@ static int reshape(quire_set *set, shape from, shape to) {
     uint32_t group = smaller.split, fewer = smaller.planes, pages = 0;
     word_list list = {0};
     for (uint32_t plane = 0; plane < fewer + !grows; plane++) {
-        QUIRE_TRY(bucket_size(&set->view, (plane << smaller.level) + group, &pages, &list.capacity));
+        QUIRE_TRY(bucket_page_count(&set->view, (plane << smaller.level) + group, &pages));
     }
+    list.capacity = (size_t)pages * table_words(&set->view);
     /* For want of memory the table stays as it is; the next operation tries again. */
     if (quire_arena_reserve(set->view.arena, 2 * (uint64_t)pages + 4) != QUIRE_OK) {
         return QUIRE_OK;
     }
-    list.items = malloc((list.capacity + 1) * sizeof *list.items);
+    list.items = malloc(list.capacity * sizeof *list.items);
     if (list.items == NULL) {
         return QUIRE_OK;
     }
@@ -544,8 +567,8 @@ static int reshape(quire_set *set, shape from, shape to) {
         super->planes = to.planes;
         super->split = to.split;
     }
-    for (size_t i = 0; i < list.count && rc == QUIRE_OK; i++) {
-        rc = bucket_insert(set, bucket_of(to, (uint32_t)(list.items[i] >> PLACE_BITS)), list.items[i]);
+    if (rc == QUIRE_OK) {
+        rc = group_fill(set, to, smaller.level, fewer + grows, group, &list);
     }
     free(list.items);
     return rc;

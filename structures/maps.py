@@ -44,11 +44,11 @@ class PlainBytes:
 
     def key_bytes(self, key: Any) -> bytes:
         """The key itself."""
-        return as_bytes(key, "key")
+        return key if type(key) is bytes else as_bytes(key, "key")
 
     def value_bytes(self, value: Any) -> bytes:
         """The value itself."""
-        return as_bytes(value, "value")
+        return value if type(value) is bytes else as_bytes(value, "value")
 
     def key_from_bytes(self, data: bytes) -> bytes:
         """The key itself."""

@@ -11,6 +11,9 @@ from quire.structures.maps import BATCH_BYTES_MAX, BLOCK_BYTES_MAX, Buffers, as_
 
 from quire._native import ffi, lib
 
+# Far beyond any sequence, and still a number that C can take.
+POSITION_MAX = 1 << 62
+
 
 class SequenceCursor:
     """An open scan of a sequence as it was when the scan began."""
@@ -80,6 +83,7 @@ class Records(Face, MutableSequence[bytes]):
         self._guard = scope.guard
         self._handle = Handle(pointer, lib.quire_sequence_close, scope.open, scope.guard)
         self._buffers = Buffers()
+        self._count = ffi.new("uint64_t *")
         self._name = name
 
     def __del__(self) -> None:
@@ -112,10 +116,9 @@ class Records(Face, MutableSequence[bytes]):
     # ------------------------------------------------------------------------------------------------ by position
 
     def __len__(self) -> int:
-        count = ffi.new("uint64_t *")
         with self._guard:
-            check(lib.quire_sequence_count(self._sequence(), count))
-        return int(count[0])
+            check(lib.quire_sequence_count(self._sequence(), self._count))
+            return int(self._count[0])
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...
@@ -124,10 +127,18 @@ class Records(Face, MutableSequence[bytes]):
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
         if isinstance(index, slice):
             return self._slice(index)
-        buffer = self._buffers.take()
         with self._guard:
-            check(lib.quire_sequence_get(self._sequence(), self._position(index), buffer))
-            return self._buffers.read(buffer)
+            return self._get(index)
+
+    def _get(self, index: int) -> bytes:
+        """The record at index; the guard must be held."""
+        buffer = self._buffers.take()
+        position = index if type(index) is int and 0 <= index < POSITION_MAX else self._position(index)
+        code = lib.quire_sequence_get(self._sequence(), position, buffer)
+        if code == lib.QUIRE_E_NOTFOUND:
+            self._position(index)  # raises, with a message that has the count
+        check(code)
+        return self._buffers.read(buffer)
 
     def _slice(self, index: slice) -> list[bytes]:
         with self._guard:
@@ -180,15 +191,19 @@ class Records(Face, MutableSequence[bytes]):
         """Puts a record before the one at index; beyond either end, at that end."""
         data = as_bytes(value, "record")
         with self._guard:
-            count = len(self)
             position = index.__index__()
-            position = max(0, position + count) if position < 0 else min(position, count)
+            if position != 0:
+                count = len(self)
+                position = max(0, position + count) if position < 0 else min(position, count)
             check(lib.quire_sequence_insert(self._sequence(), position, data, len(data)))
 
     def append(self, value: bytes) -> None:
         """Adds a record at the end."""
+        data = as_bytes(value, "record")
         with self._guard:
-            self.insert(len(self), value)
+            sequence = self._sequence()
+            check(lib.quire_sequence_count(sequence, self._count))
+            check(lib.quire_sequence_insert(sequence, self._count[0], data, len(data)))
 
     def extend(self, values: Any) -> None:
         """Adds the rows of an Arrow array, or any number of bytes objects, at the end.
@@ -219,8 +234,9 @@ class Records(Face, MutableSequence[bytes]):
     def pop(self, index: int = -1) -> bytes:
         """Takes out the record at index, the last one unless told otherwise."""
         with self._guard:
-            record = self[index]
-            del self[index]
+            record = self._get(index)
+            position = index if index == 0 else self._position(index)
+            check(lib.quire_sequence_remove(self._sequence(), position, 1))
         return record
 
     def clear(self) -> None:

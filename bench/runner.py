@@ -1,0 +1,291 @@
+"""Runs benchmarks: each case in a process of its own, repetitions of all peers interleaved, results saved as they come.
+
+A case that fails is noted with its reason and not repeated; its numbers do not count. Ctrl-C ends the run and keeps
+what there is.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quire.bench.core import BENCHMARKS, Benchmark, Case, Measurement
+from quire.bench.data import KEY_BYTES, RECORD_BYTES, VALUE_BYTES, ZIPF_EXPONENT
+from quire.bench.machine import machine, storage, versions
+from quire.bench.peers import MissingPeer
+
+FORMAT = 1
+CASE_SECONDS_MAX = 3600
+START_SECONDS = 0.8  # of one process, imports included
+# Roughly what one record costs in one case, for the estimate of a run's length.
+MICROSECONDS = {"quire": 3.0, "lmdb": 9.0, "rocksdb": 22.0, "sqlite": 18.0, "dict": 4.0, "sorteddict": 9.0}
+FILES_PER_RECORD_BYTES = 6 * RECORD_BYTES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is asked to do."""
+
+    mode: str
+    repetitions: int
+    seed: int
+    operations_max: int
+
+    def sizes(self, benchmark: Benchmark) -> tuple[int, ...]:
+        """How many records (or what the benchmark counts)."""
+        return benchmark.full if self.mode == "full" else benchmark.quick
+
+
+QUICK = Settings("quick", repetitions=3, seed=20, operations_max=300_000)
+FULL = Settings("full", repetitions=3, seed=20, operations_max=1 << 62)
+
+
+def chosen(names: Sequence[str]) -> list[Benchmark]:
+    """The benchmarks of those names or families; all if there are none."""
+    if not names:
+        return list(BENCHMARKS)
+    found = [each for each in BENCHMARKS if each.name in names or each.name.partition(".")[0] in names]
+    known = {each.name for each in BENCHMARKS} | {each.name.partition(".")[0] for each in BENCHMARKS}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no benchmark named {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    return found
+
+
+def plan(benchmarks: Sequence[Benchmark], settings: Settings) -> Iterator[tuple[int, Case]]:
+    """All cases in the order they run, each with its repetition: A B C A B C, since the machine's speed drifts."""
+    for benchmark in benchmarks:
+        for size in settings.sizes(benchmark):
+            for variant, peers in benchmark.variants.items():
+                for repetition in range(min(settings.repetitions, benchmark.repetitions_max)):
+                    for peer in peers:
+                        limit, seed = settings.operations_max, settings.seed + repetition
+                        yield repetition, Case(benchmark.name, variant, peer, size, limit, seed, Path())
+
+
+def records(case: Case) -> int:
+    """How many records a case holds."""
+    unit = next(each.size_unit for each in BENCHMARKS if each.name == case.benchmark)
+    return (case.size << 20) // RECORD_BYTES if unit == "MB" else case.size
+
+
+def estimate(case: Case) -> float:
+    """Roughly how many seconds a case takes."""
+    return START_SECONDS + records(case) * MICROSECONDS[case.peer.partition(":")[0]] / 1e6
+
+
+# ------------------------------------------------------------------------------------------------ one case
+
+
+def run_case(case: Case) -> list[Measurement]:
+    """Runs a case in this process."""
+    benchmark = next(each for each in BENCHMARKS if each.name == case.benchmark)
+    return list(benchmark.function(case))
+
+
+def child() -> None:
+    """The process of one case: reads the case from its standard input, writes a file."""
+    wanted = json.load(sys.stdin)
+    case = Case(**{**wanted, "folder": Path(wanted["folder"])})
+    try:
+        outcome: dict[str, Any] = {"measurements": [asdict(each) for each in run_case(case)]}
+    except MissingPeer as missing:
+        outcome = {"reason": str(missing)}
+    except Exception as error:
+        outcome = {"reason": f"{type(error).__name__}: {error}"}
+    (case.folder / "outcome.json").write_text(json.dumps(outcome))
+    sys.stdout.flush()
+    os._exit(0)  # all is closed or failed; peers that hang when torn down must not count as failures
+
+
+class CaseFailed(Exception):
+    """A case gave no numbers; the message says why."""
+
+
+def run_isolated(case: Case) -> list[Measurement]:
+    """Runs a case in a process of its own, which ends before this returns."""
+    command = [sys.executable, "-c", "from quire.bench.runner import child; child()"]
+    wanted = json.dumps({**asdict(case), "folder": str(case.folder)})
+    errors = case.folder / "errors.txt"
+    # A session of its own keeps Ctrl-C away from it; this process ends it then.
+    with (
+        errors.open("w") as stream,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=stream, cwd=case.folder, text=True, start_new_session=True
+        ) as process,
+    ):
+        try:
+            process.communicate(wanted, timeout=CASE_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise CaseFailed(f"not done after {CASE_SECONDS_MAX} s") from None
+        except BaseException:
+            process.kill()
+            raise
+    try:
+        outcome = json.loads((case.folder / "outcome.json").read_text())
+    except OSError:
+        code = process.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        last = errors.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing on its standard error"]
+        raise CaseFailed(f"the process ended with {how}: {last[0]}") from None
+    if "reason" in outcome:
+        raise CaseFailed(outcome["reason"])
+    return [Measurement(**each) for each in outcome["measurements"]]
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+class Run:
+    """The results of a run, as they are saved."""
+
+    def __init__(self, benchmarks: Sequence[Benchmark], settings: Settings, store: str) -> None:
+        self.results: dict[tuple[str, ...], dict[str, Any]] = {}
+        self.document: dict[str, Any] = {
+            "format": FORMAT,
+            "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "seconds": 0.0,
+            "state": "running",
+            "machine": machine(),
+            "versions": versions(),
+            "settings": {
+                **asdict(settings),
+                "benchmarks": [each.name for each in benchmarks],
+                "key_bytes": KEY_BYTES,
+                "value_bytes": VALUE_BYTES,
+                "zipf_exponent": ZIPF_EXPONENT,
+                "files_of_peers": store,
+                "clock": "wall clock, one thread, garbage collector of Python off",
+            },
+            "results": [],
+            "failures": [],
+        }
+        self._started = time.monotonic()
+
+    def add(self, case: Case, repetition: int, measurement: Measurement) -> None:
+        """One more number."""
+        peer = f"{case.peer} {measurement.state}".strip()
+        key = (case.benchmark, case.variant, str(case.size), peer, measurement.measure)
+        entry = self.results.get(key)
+        if entry is None:
+            entry = {"benchmark": case.benchmark, "variant": case.variant, "size": case.size, "peer": peer}
+            entry |= {"measure": measurement.measure, "unit": measurement.unit, "operations": measurement.operations}
+            entry |= {"calls": [], "repetitions": [], "values": []}
+            self.results[key] = entry
+            self.document["results"].append(entry)
+        if measurement.call not in entry["calls"]:
+            entry["calls"].append(measurement.call)
+        entry["repetitions"].append(repetition)
+        entry["values"].append(measurement.value)
+        values = entry["values"]
+        entry |= {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+    def fail(self, case: Case, repetition: int, reason: str) -> None:
+        """A case that gave no numbers."""
+        place = {"benchmark": case.benchmark, "variant": case.variant, "size": case.size, "peer": case.peer}
+        self.document["failures"].append({**place, "repetition": repetition, "reason": reason})
+
+    def save(self, file: Path | None, state: str) -> None:
+        """Writes the file anew, as a whole or not at all."""
+        self.document["state"] = state
+        self.document["seconds"] = round(time.monotonic() - self._started, 1)
+        if file is not None:
+            partial = file.with_name(file.name + ".partial")
+            partial.write_text(json.dumps(self.document, indent=1) + "\n")
+            partial.replace(file)
+
+
+class Progress:
+    """Where the run is: a bar with rich on a terminal, else a line now and then."""
+
+    LINE_SECONDS = 10.0
+
+    def __init__(self, total_seconds: float) -> None:
+        self._total, self._done, self._started = total_seconds, 0.0, time.monotonic()
+        self._last_line = 0.0
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            with contextlib.suppress(ImportError):
+                from rich.console import Console
+                from rich.progress import BarColumn, TextColumn
+                from rich.progress import Progress as Bar
+
+                columns = (BarColumn(), TextColumn("{task.percentage:3.0f} %  {task.description}"))
+                self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+                self._bar.start()
+                self._task = self._bar.add_task("", total=total_seconds)
+
+    def show(self, case: Case, repetition: int) -> None:
+        """What runs now."""
+        spent = time.monotonic() - self._started
+        pace = spent / self._done if self._done > 20 else 1.0
+        left = (self._total - self._done) * pace
+        text = f"{case.benchmark} {case.variant} {case.size} {case.peer}, run {repetition + 1}"
+        text += f"; about {left / 60:.0f} min left"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, description=text)
+        elif spent - self._last_line >= self.LINE_SECONDS or not self._done:
+            self._last_line = spent
+            print(f"{spent:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    def step(self, seconds: float) -> None:
+        """A case is done that was estimated to take so long."""
+        self._done += seconds
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def run(benchmarks: Sequence[Benchmark], settings: Settings, file: Path | None, isolate: bool = True) -> dict[str, Any]:
+    """Runs everything and gives the document, which is also kept in the file."""
+    cases = list(plan(benchmarks, settings))
+    folder, kind = storage(max((records(case) for _, case in cases), default=0) * FILES_PER_RECORD_BYTES)
+    results = Run(benchmarks, settings, kind)
+    results.save(file, "running")
+    progress = Progress(sum(estimate(case) for _, case in cases))
+    failed: set[tuple[str, str, str, int]] = set()
+    state = "interrupted"
+    try:
+        for repetition, case in cases:
+            place = (case.benchmark, case.variant, case.peer, case.size)
+            progress.show(case, repetition)
+            if place not in failed and not run_one(results, case, repetition, folder, isolate):
+                failed.add(place)
+            progress.step(estimate(case))
+            results.save(file, "running")
+        state = "complete"
+    except KeyboardInterrupt:
+        pass
+    finally:
+        progress.close()
+        results.save(file, state)
+    return results.document
+
+
+def run_one(results: Run, case: Case, repetition: int, folder: Path, isolate: bool) -> bool:
+    """Runs a case and notes its numbers or why there are none."""
+    work = Path(tempfile.mkdtemp(prefix="quire-bench-", dir=folder))
+    case = replace(case, folder=work)
+    try:
+        measurements = run_isolated(case) if isolate else run_case(case)
+    except Exception as error:
+        known = isinstance(error, (CaseFailed, MissingPeer))
+        results.fail(case, repetition, str(error) if known else f"{type(error).__name__}: {error}")
+        return False
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    for measurement in measurements:
+        results.add(case, repetition, measurement)
+    return True

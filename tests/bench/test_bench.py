@@ -1,0 +1,191 @@
+"""Every benchmark at a tiny size: that it runs, checks its results and can be reported. No test looks at a time."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from quire import bench
+from quire.bench import core, data, machine, peers, report, runner
+
+# Other stores and processes of their own: nothing here is about memory errors of the core.
+pytestmark = pytest.mark.slow
+
+SIZE = 1000
+TINY = runner.Settings("quick", repetitions=2, seed=7, operations_max=500)
+
+
+def tiny(benchmark):
+    size = 2 if benchmark.size_unit == "MB" else SIZE
+    return dataclasses.replace(benchmark, quick=(size,))
+
+
+def really_failed(document):
+    return [each for each in document["failures"] if "is not installed" not in each["reason"]]
+
+
+def save(document, file):
+    file.write_text(json.dumps(document))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def document():
+    return runner.run([tiny(each) for each in core.BENCHMARKS], TINY, None, isolate=False)
+
+
+@pytest.mark.parametrize("benchmark", core.BENCHMARKS, ids=lambda each: each.name)
+def test_every_benchmark_gives_numbers_for_quire(document, benchmark):
+    assert really_failed(document) == []
+    found = [each for each in document["results"] if each["benchmark"] == benchmark.name]
+    assert {each["variant"] for each in found} == set(benchmark.variants)
+    for result in found:
+        assert len(result["values"]) == min(TINY.repetitions, benchmark.repetitions_max)
+        assert result["min"] <= result["median"] <= result["max"]
+        assert result["calls"] and all(result["calls"])
+    assert benchmark.reference in {each["peer"] for each in found}
+
+
+def test_all_peers_that_are_installed_take_part(document):
+    absent = {each["peer"] for each in document["failures"]}
+    present = {each["peer"].split(" ")[0].partition(":")[0] for each in document["results"]}
+    assert present | absent == set(peers.PEERS)
+
+
+def test_pages_are_copied_once_while_a_snapshot_is_open(document):
+    copies = {each["measure"]: each["median"] for each in document["results"] if each["unit"] == "pages"}
+    assert 1 <= copies["copies per touched page"] < 2
+    assert copies["more copies on updating again"] < 0.5
+
+
+def test_run_in_processes_of_their_own_saves_all_that_a_result_needs(tmp_path):
+    file = tmp_path / "run.json"
+    chosen = [tiny(each) for each in runner.chosen(["core.map-each"])]
+    runner.run(chosen, dataclasses.replace(TINY, repetitions=1), file)
+    saved = report.load(file)
+    assert really_failed(saved) == []
+    assert saved["state"] == "complete"
+    assert {"cpu", "cores", "memory_gb", "kernel"} <= set(saved["machine"])
+    assert {"python", "quire", "lmdb", "rocksdict", "sqlite", "sortedcontainers"} <= set(saved["versions"])
+    assert saved["settings"]["seed"] == TINY.seed
+    assert {"quire", "sqlite", "dict"} <= {each["peer"] for each in saved["results"]}
+
+
+class Broken(peers.Dict):
+    def put_each(self, keys, values):
+        super().put_each(keys, values[::-1])
+
+
+class Absent(peers.Dict):
+    def open(self):
+        peers.load("quire_no_such_module")
+
+
+@pytest.mark.parametrize(("peer", "reason"), [(Broken, "WrongResult"), (Absent, "is not installed")])
+def test_a_peer_that_fails_is_reported_with_the_reason_and_has_no_times(monkeypatch, peer, reason):
+    monkeypatch.setitem(peers.PEERS, "dict", peer)
+    chosen = [tiny(each) for each in runner.chosen(["core.map-each"])]
+    failing = runner.run(chosen, TINY, None, isolate=False)
+    assert [reason in each["reason"] for each in failing["failures"] if each["peer"] == "dict"] == [True]
+    assert "dict" not in {each["peer"] for each in failing["results"]}
+    assert reason in report.markdown(failing)
+
+
+def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    case = core.Case("core.map-each", "map", "dict", SIZE, SIZE, 1, tmp_path)
+    with pytest.raises(runner.CaseFailed, match="exit code 1"):
+        runner.run_isolated(case)
+
+
+def test_an_interrupted_run_keeps_what_it_has(tmp_path):
+    file = tmp_path / "run.json"
+    command = [sys.executable, "-m", "quire", "bench", "run", "core.map-each", "--repeat", "50", "--json", str(file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (file.exists() and json.loads(file.read_text())["results"]):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    told, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130, complaints
+    saved = report.load(file)
+    assert saved["state"] == "interrupted"
+    assert saved["results"]
+    assert "interrupted" in told
+
+
+def test_command_line_reports_and_compares(document, tmp_path, capsys):
+    first = save(document, tmp_path / "first.json")
+    slower = json.loads(json.dumps(document))
+    for result in slower["results"]:
+        if result["peer"] == "quire" and result["measure"] == "get":
+            result |= {name: result[name] * 1000 for name in ("median", "min", "max")}
+    second = save(slower, tmp_path / "second.json")
+
+    assert bench.main(["list"]) == 0
+    assert "core.map" in capsys.readouterr().out
+    assert bench.main(["report", first, "--markdown", str(tmp_path / "report.md")]) == 0
+    text = (tmp_path / "report.md").read_text()
+    for benchmark in core.BENCHMARKS:
+        assert f"## {benchmark.name}" in text
+    assert bench.main(["compare", first, first]) == 0
+    assert " 0 changed beyond their spread" in capsys.readouterr().out
+    assert bench.main(["compare", first, second]) == 0
+    assert "1000x | **more**" in capsys.readouterr().out
+
+
+def test_html_is_one_page_with_plots(document, tmp_path):
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "report.html"
+    assert bench.main(["report", save(document, tmp_path / "run.json"), "--html", str(page)]) == 0
+    text = page.read_text()
+    assert text.count("data:image/svg+xml;base64,") >= len(core.BENCHMARKS)
+    assert "http://" not in text and "https://" not in text
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 99}'])
+def test_a_file_that_is_no_run_is_refused(tmp_path, content):
+    file = tmp_path / "bad.json"
+    file.write_text(content)
+    with pytest.raises(SystemExit, match="no saved run"):
+        bench.main(["report", str(file)])
+
+
+def test_an_unknown_benchmark_is_refused():
+    with pytest.raises(SystemExit, match=r"no benchmark named nonsense; there are core"):
+        runner.chosen(["nonsense"])
+
+
+def test_zipf_draws_follow_the_law():
+    draws = data.zipf(1000, 200_000, np.random.default_rng(3))
+    counts = np.sort(np.bincount(draws, minlength=1000))[::-1]
+    shares = np.arange(1, 1001) ** -data.ZIPF_EXPONENT
+    assert abs(counts[0] / len(draws) - shares[0] / shares.sum()) < 0.01
+    assert abs(counts[:100].sum() / len(draws) - shares[:100].sum() / shares.sum()) < 0.02
+
+
+@pytest.mark.parametrize("damage", ["value", "missing", "twice", "order"])
+def test_the_model_notices_wrong_scans(damage):
+    model, ids = data.Model(100), data.in_key_order(np.arange(100))
+    values = model.put(ids)
+    rows = list(range(100))
+    if damage == "value":
+        values[5, 5] ^= 1
+    elif damage == "missing":
+        rows.pop(50)
+    elif damage == "twice":
+        rows[50] = 51
+    else:
+        rows[50], rows[51] = rows[51], rows[50]
+    scanned = [(data.keys_of(ids)[rows].tobytes(), values[rows].tobytes())]
+    with pytest.raises(data.WrongResult):
+        model.check_all(iter(scanned), ordered=True)
+
+
+def test_storage_with_no_room_in_memory_says_so():
+    assert "disk" in machine.storage(1 << 62)[1]
