@@ -46,7 +46,7 @@ def values_of(ids: Ids, versions: Ids) -> Bytes:
 
 def in_key_order(ids: Ids) -> Ids:
     """The record numbers in ascending order of their keys."""
-    order: Ids = np.argsort(mix(ids.astype(np.uint64) + np.uint64(1)))
+    order = np.argsort(mix(ids.astype(np.uint64) + np.uint64(1)))
     return ids[order]
 
 
@@ -59,7 +59,8 @@ def zipf(size: int, count: int, random: np.random.Generator) -> Ids:
     """Record numbers below size by Zipf's law: the r-th most frequent one comes up in proportion to 1 / r**0.99."""
     shares = np.cumsum(np.arange(1, size + 1) ** -ZIPF_EXPONENT)
     ranks = np.searchsorted(shares, random.random(count) * shares[-1], side="right")
-    return random.permutation(size)[np.minimum(ranks, size - 1)]
+    drawn: Ids = random.permutation(size)[np.minimum(ranks, size - 1)]
+    return drawn
 
 
 def to_list(rows: Bytes) -> list[bytes]:

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import sqlite3
+import sys
 import tempfile
 from pathlib import Path
 
@@ -63,6 +64,8 @@ def storage(bytes_needed: int) -> tuple[Path, str]:
 def resident_bytes(folder: Path) -> int:
     """The memory of this process plus what its files in a folder take; mapped files count once, by their blocks."""
     gc.collect()
+    if "pyarrow" in sys.modules:
+        sys.modules["pyarrow"].default_memory_pool().release_unused()
     try:
         ctypes.CDLL(None).malloc_trim(0)  # so that memory freed but kept for later is not counted
     except (AttributeError, OSError):

@@ -478,7 +478,7 @@ class Dict(Peer):
         self.remove_each(keys)
 
     def get_ways(self) -> dict[str, Way]:
-        return {"dict.get per key": self.get_each}
+        return {self.calls["get each"]: self.get_each}
 
     def range_ways(self) -> dict[str, Way]:
         return {}

@@ -124,14 +124,15 @@ def table_of(results: list[Result]) -> Table:
 
 def calls_of(results: list[Result]) -> list[str]:
     """Which call each peer was measured with."""
-    notes = []
+    notes: dict[str, list[str]] = {}
     for peer in unique(each["peer"] for each in results):
         calls: dict[str, list[str]] = {}
         for result in results:
             if result["peer"] == peer:
-                calls.setdefault(" or ".join(result["calls"]), []).append(result["measure"])
-        notes.append(f"{peer}: " + "; ".join(f"{', '.join(unique(names))}: `{call}`" for call, names in calls.items()))
-    return notes
+                calls.setdefault(" or ".join(sorted(result["calls"])), []).append(result["measure"])
+        text = "; ".join(f"{', '.join(unique(names))}: `{call}`" for call, names in calls.items())
+        notes.setdefault(text, []).append(peer)
+    return [f"{', '.join(peers)}: {text}" for text, peers in notes.items()]
 
 
 def is_for_scale(peer: str) -> bool:

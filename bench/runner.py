@@ -26,7 +26,7 @@ from quire.bench.peers import MissingPeer
 
 FORMAT = 1
 CASE_SECONDS_MAX = 3600
-START_SECONDS = 0.8  # of one process, imports included
+START_SECONDS = 0.6  # of one process, imports included
 # Roughly what one record costs in one case, for the estimate of a run's length.
 MICROSECONDS = {"quire": 3.0, "lmdb": 9.0, "rocksdb": 22.0, "sqlite": 18.0, "dict": 4.0, "sorteddict": 9.0}
 FILES_PER_RECORD_BYTES = 6 * RECORD_BYTES
@@ -46,7 +46,7 @@ class Settings:
         return benchmark.full if self.mode == "full" else benchmark.quick
 
 
-QUICK = Settings("quick", repetitions=3, seed=20, operations_max=300_000)
+QUICK = Settings("quick", repetitions=3, seed=20, operations_max=200_000)
 FULL = Settings("full", repetitions=3, seed=20, operations_max=1 << 62)
 
 
@@ -146,6 +146,11 @@ def run_isolated(case: Case) -> list[Measurement]:
 # ------------------------------------------------------------------------------------------------ a run
 
 
+def place_of(case: Case) -> dict[str, Any]:
+    """Where a case stands in the plan, repetitions aside."""
+    return {"benchmark": case.benchmark, "variant": case.variant, "size": case.size, "peer": case.peer}
+
+
 class Run:
     """The results of a run, as they are saved."""
 
@@ -169,6 +174,7 @@ class Run:
             },
             "results": [],
             "failures": [],
+            "cases": [],
         }
         self._started = time.monotonic()
 
@@ -178,7 +184,7 @@ class Run:
         key = (case.benchmark, case.variant, str(case.size), peer, measurement.measure)
         entry = self.results.get(key)
         if entry is None:
-            entry = {"benchmark": case.benchmark, "variant": case.variant, "size": case.size, "peer": peer}
+            entry = {**place_of(case), "peer": peer}
             entry |= {"measure": measurement.measure, "unit": measurement.unit, "operations": measurement.operations}
             entry |= {"calls": [], "repetitions": [], "values": []}
             self.results[key] = entry
@@ -192,8 +198,7 @@ class Run:
 
     def fail(self, case: Case, repetition: int, reason: str) -> None:
         """A case that gave no numbers."""
-        place = {"benchmark": case.benchmark, "variant": case.variant, "size": case.size, "peer": case.peer}
-        self.document["failures"].append({**place, "repetition": repetition, "reason": reason})
+        self.document["failures"].append({**place_of(case), "repetition": repetition, "reason": reason})
 
     def save(self, file: Path | None, state: str) -> None:
         """Writes the file anew, as a whole or not at all."""
@@ -276,6 +281,7 @@ def run(benchmarks: Sequence[Benchmark], settings: Settings, file: Path | None, 
 
 def run_one(results: Run, case: Case, repetition: int, folder: Path, isolate: bool) -> bool:
     """Runs a case and notes its numbers or why there are none."""
+    started = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix="quire-bench-", dir=folder))
     case = replace(case, folder=work)
     try:
@@ -288,4 +294,5 @@ def run_one(results: Run, case: Case, repetition: int, folder: Path, isolate: bo
         shutil.rmtree(work, ignore_errors=True)
     for measurement in measurements:
         results.add(case, repetition, measurement)
+    results.document["cases"].append({**place_of(case), "seconds": round(time.monotonic() - started, 2)})
     return True

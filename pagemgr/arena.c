@@ -42,11 +42,9 @@
 
 uint32_t quire_fork_generation;
 
-typedef struct open_file {
-    quire_arena *arena;
-    struct open_file *next;
-} open_file;
-static open_file *open_files;
+/* File arenas of this process. A descriptor is opened, locked and closed only with its arena in this list, so that no fork,
+ * whenever it comes, leaves a child with a lock it does not know of. */
+static quire_arena *open_files;
 static pthread_mutex_t open_files_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void before_fork(void) {
@@ -61,12 +59,12 @@ static void after_fork_in_parent(void) {
  * the parent. */
 static void after_fork_in_child(void) {
     quire_fork_generation++;
-    for (open_file *file = open_files; file != NULL; file = file->next) {
-        close(file->arena->file);
-        close(file->arena->locks);
-        file->arena->file = file->arena->locks = -1;
+    for (quire_arena *arena = open_files; arena != NULL; arena = arena->open_next) {
+        close(arena->file);
+        close(arena->locks);
+        arena->file = arena->locks = -1;
     }
-    open_files = NULL; /* a few bytes each are left behind: free() is not safe here */
+    open_files = NULL;
     pthread_mutex_unlock(&open_files_mutex);
 }
 
@@ -74,33 +72,35 @@ static void watch_forks(void) {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-static int open_files_add(quire_arena *arena) {
+/* Opens the file twice, once for its bytes and once for locks. */
+static int descriptors_open(quire_arena *arena, const char *path, int flags) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
-    if (arena->file < 0) {
-        return QUIRE_OK;
-    }
-    open_file *file = malloc(sizeof *file);
-    if (file == NULL) {
-        return quire_fail(QUIRE_E_NOMEM, "no memory to open the arena");
-    }
     pthread_mutex_lock(&open_files_mutex);
-    *file = (open_file){arena, open_files};
-    open_files = file;
+    arena->file = open(path, flags, 0600);
+    arena->locks = arena->file < 0 ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    int error = errno;
+    arena->open_next = open_files;
+    open_files = arena;
     pthread_mutex_unlock(&open_files_mutex);
-    return QUIRE_OK;
+    return arena->file < 0 || arena->locks < 0 ? error : 0;
 }
 
-static void open_files_remove(const quire_arena *arena) {
+static void descriptors_close(quire_arena *arena) {
     pthread_mutex_lock(&open_files_mutex);
-    for (open_file **at = &open_files; *at != NULL; at = &(*at)->next) {
-        if ((*at)->arena == arena) {
-            open_file *file = *at;
-            *at = file->next;
-            free(file);
+    for (quire_arena **at = &open_files; *at != NULL; at = &(*at)->open_next) {
+        if (*at == arena) {
+            *at = arena->open_next;
             break;
         }
     }
+    if (arena->file >= 0) {
+        close(arena->file);
+    }
+    if (arena->locks >= 0) {
+        close(arena->locks); /* and with it go our locks */
+    }
+    arena->file = arena->locks = -1;
     pthread_mutex_unlock(&open_files_mutex);
 }
 
@@ -424,8 +424,13 @@ static int frames_add(quire_arena *arena, uint32_t frame_count) {
 int quire_arena_grow(quire_arena *arena, uint64_t frame_count) {
     while (arena->free_count < frame_count) {
         if (arena->absent_count > 0) {
-            QUIRE_TRY(absent_chunk_return(arena));
-            continue;
+            int rc = absent_chunk_return(arena);
+            if (rc == QUIRE_OK) {
+                continue;
+            }
+            if (rc != QUIRE_E_LIMIT) {
+                return rc;
+            } /* a whole chunk is too much, a few frames may not be */
         }
         uint64_t missing = frame_count - arena->free_count;
         if (missing > (uint64_t)QUIRE_CHUNKS_MAX << arena->chunk_shift) {
@@ -726,6 +731,10 @@ static int arena_reopen(quire_arena *arena, uint64_t file_bytes, uint32_t page_b
     if (meta.frame_limit < arena->header_frames || meta.frame_limit > (uint64_t)QUIRE_CHUNKS_MAX << arena->chunk_shift) {
         return quire_fail(QUIRE_E_CORRUPT, "%s: %u frames in its header is impossible", arena->path, meta.frame_limit);
     }
+    struct stat info;
+    if (fstat(arena->file, &info) == 0) {
+        file_bytes = (uint64_t)info.st_size; /* it may have grown with the commit just read */
+    }
     if (file_bytes < need) {
         return quire_fail(QUIRE_E_CORRUPT, "%s is truncated: it has %" PRIu64 " bytes, its last commit needs %" PRIu64,
                           arena->path, file_bytes, need);
@@ -748,7 +757,12 @@ static int arena_reopen(quire_arena *arena, uint64_t file_bytes, uint32_t page_b
     if (file_bytes > need && ftruncate(arena->file, (off_t)need) != 0) { /* a growth that was never committed */
         return quire_fail(QUIRE_E_IO, "cannot cut %s to its committed size: %s", arena->path, strerror(errno));
     }
-    quire_arena_trim(arena);
+    /* A chunk without pages may have been given back: nothing tells, so it counts as given back (I2). */
+    for (uint32_t chunk = 1; chunk < arena->frame_limit >> arena->chunk_shift; chunk++) {
+        if (chunk_is_free(arena, chunk)) {
+            chunk_give_back(arena, chunk);
+        }
+    }
     return QUIRE_OK;
 }
 
@@ -770,20 +784,18 @@ static int file_is_new(quire_arena *arena, uint64_t file_bytes, bool *is_new) {
 }
 
 static int file_open(quire_arena *arena, const quire_arena_options *options) {
-    int flags = O_RDWR | O_CLOEXEC | (options->read_only ? 0 : O_CREAT);
-    arena->file = open(options->path, flags, 0600);
-    if (arena->file < 0) {
-        return quire_fail(errno == ENOENT && options->read_only ? QUIRE_E_NOTFOUND : QUIRE_E_IO, "cannot open %s: %s",
-                          options->path, strerror(errno));
-    }
     arena->path = strdup(options->path);
     if (arena->path == NULL) {
         return quire_fail(QUIRE_E_NOMEM, "no memory for the path");
     }
+    int error = descriptors_open(arena, options->path, O_RDWR | O_CLOEXEC | (options->read_only ? 0 : O_CREAT));
+    if (error != 0) {
+        return quire_fail(error == ENOENT && options->read_only ? QUIRE_E_NOTFOUND : QUIRE_E_IO, "cannot open %s: %s",
+                          options->path, strerror(error));
+    }
     struct stat info, again;
-    arena->locks = open(options->path, O_RDWR | O_CLOEXEC);
-    if (arena->locks < 0 || fstat(arena->file, &info) != 0 || fstat(arena->locks, &again) != 0 ||
-        info.st_dev != again.st_dev || info.st_ino != again.st_ino) {
+    if (fstat(arena->file, &info) != 0 || fstat(arena->locks, &again) != 0 || info.st_dev != again.st_dev ||
+        info.st_ino != again.st_ino) {
         return quire_fail(QUIRE_E_IO, "%s went away while it was being opened", arena->path);
     }
     if (!options->read_only) {
@@ -791,6 +803,9 @@ static int file_open(quire_arena *arena, const quire_arena_options *options) {
     }
     if (fstat(arena->file, &info) != 0 || !S_ISREG(info.st_mode)) {
         return quire_fail(QUIRE_E_INVALID, "%s is not a regular file", arena->path);
+    }
+    if (info.st_nlink == 0) {
+        return quire_fail(QUIRE_E_IO, "%s was deleted while it was being opened: open it again", arena->path);
     }
     bool is_new = false;
     if (!options->read_only) {
@@ -806,10 +821,6 @@ static int file_open(quire_arena *arena, const quire_arena_options *options) {
 }
 
 static void arena_free(quire_arena *arena) {
-    bool ours = arena->fork_generation == quire_fork_generation;
-    if (ours && arena->file >= 0) {
-        open_files_remove(arena);
-    }
     quire_sets_free(arena);
     quire_held_clear(arena);
     for (size_t i = 0; i < arena->extent_count; i++) {
@@ -821,12 +832,7 @@ static void arena_free(quire_arena *arena) {
     if (arena->chunks != NULL) {
         munmap(arena->chunks, QUIRE_CHUNKS_MAX * sizeof *arena->chunks);
     }
-    if (arena->file >= 0) {
-        close(arena->file);
-    }
-    if (arena->locks >= 0) {
-        close(arena->locks); /* and with it go our locks */
-    }
+    descriptors_close(arena);
     if (arena->budget != NULL) {
         __atomic_sub_fetch(&arena->budget->bytes_used, arena->bytes_held, __ATOMIC_RELAXED);
         budget_leave(arena->budget);
@@ -874,9 +880,6 @@ int quire_arena_open(const quire_arena_options *options, quire_arena **arena) {
         rc = arena_make(made, options->page_bytes);
     } else {
         rc = file_open(made, options);
-    }
-    if (rc == QUIRE_OK) {
-        rc = open_files_add(made);
     }
     if (rc != QUIRE_OK) {
         arena_free(made);
@@ -926,6 +929,29 @@ uint32_t quire_arena_epoch(const quire_arena *arena) {
     return (uint32_t)(__atomic_load_n(&arena->header->current, __ATOMIC_ACQUIRE) >> 1);
 }
 
+int quire_folder_sync(const char *path) {
+    char *folder = strdup(path);
+    if (folder == NULL) {
+        return quire_fail(QUIRE_E_NOMEM, "no memory for a path");
+    }
+    char *slash = strrchr(folder, '/');
+    if (slash == folder) {
+        slash++;
+    }
+    if (slash != NULL) {
+        *slash = 0;
+    }
+    int file = open(slash == NULL ? "." : folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = file < 0 || fsync(file) != 0
+                 ? quire_fail(QUIRE_E_IO, "cannot sync the folder of %s: %s", path, strerror(errno))
+                 : QUIRE_OK;
+    if (file >= 0) {
+        close(file);
+    }
+    free(folder);
+    return rc;
+}
+
 int quire_arena_sync(quire_arena *arena) {
     if (arena->read_only) {
         return quire_fail(QUIRE_E_READONLY, "%s is open read-only", arena->path);
@@ -937,7 +963,7 @@ int quire_arena_sync(quire_arena *arena) {
     if (fsync(arena->file) == 0) {
         __atomic_store_n(&arena->header->synced, current, __ATOMIC_RELEASE);
         if (fsync(arena->file) == 0) {
-            return QUIRE_OK;
+            return quire_folder_sync(arena->path);
         }
     }
     return quire_fail(errno == ENOSPC ? QUIRE_E_NOSPACE : QUIRE_E_IO, "cannot sync %s: %s", arena->path, strerror(errno));

@@ -289,6 +289,8 @@ int quire_snap_write_file(quire_snap *snap, const char *path) {
         }
         if (rc != QUIRE_OK) {
             unlink(temporary);
+        } else {
+            rc = quire_folder_sync(path);
         }
     }
     free(temporary);

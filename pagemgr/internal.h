@@ -54,7 +54,7 @@ typedef struct {
     uint32_t catalog_depth;
     uint32_t catalog_limit;
     uint32_t frame_limit;
-    uint32_t reserved;
+    uint32_t confirmed; /* 1 once its reader has seen that the epoch was still the current one: only then is it whole */
 } quire_pin;
 
 #define QUIRE_PINS_OFFSET 4096u
@@ -165,6 +165,8 @@ struct quire_arena {
     quire_budget *budget;
     uint32_t fork_generation;
     uint32_t busy; /* entered by some thread */
+    bool failed;   /* going back to the last commit failed: nothing may be written until it succeeds */
+    struct quire_arena *open_next; /* arena.c: file arenas of this process */
 
     /* frames; a set bit is a frame ready for use, a set bit of the summary a word with one */
     uint64_t *free_bits;
@@ -220,6 +222,8 @@ static inline quire_view quire_arena_view(const quire_arena *arena) {
                         .page_shift = arena->page_shift,
                         .chunk_shift = arena->chunk_shift};
 }
+/* Makes a file's name in its folder safe against a loss of power. */
+int quire_folder_sync(const char *path);
 uint32_t quire_meta_crc(const quire_meta *meta);
 /* Reads the committed state; *current is the header word it belongs to. */
 int quire_meta_read(quire_arena *arena, quire_meta *meta, uint64_t *current);
@@ -243,9 +247,9 @@ int quire_frame_retire(quire_arena *arena, uint32_t frame, uint32_t birth);
 void quire_retired_sweep(quire_arena *arena);
 int quire_retired_room(quire_arena *arena, size_t count);
 int quire_held_add(quire_arena *arena, uint32_t epoch, quire_retired item);
-size_t quire_pins_collect(quire_arena *arena, uint32_t *epochs, uint32_t *slots, size_t max);
-/* The catalog of a pinned state; false if the slot no longer pins that epoch. */
-bool quire_pin_catalog(quire_arena *arena, uint32_t slot, uint32_t epoch, quire_table *catalog);
+size_t quire_pins_collect(quire_arena *arena, uint32_t *epochs, size_t max);
+/* The catalog of a pinned state; false if nobody pins that epoch (any more). */
+bool quire_pin_catalog(quire_arena *arena, uint32_t epoch, quire_table *catalog);
 void quire_held_clear(quire_arena *arena);
 void quire_attachment_forget(quire_arena *arena, uint32_t attachment); /* frees its pins */
 

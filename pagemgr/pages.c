@@ -24,8 +24,6 @@
 #include <sys/mman.h>
 
 #define SETS_MAX 60000u
-/* Reserved on top of every reservation, so that a commit after it finds room for the catalog. */
-#define COMMIT_SLACK_FRAMES 8u
 
 static uint32_t entry_frame(uint64_t entry) {
     return (uint32_t)entry;
@@ -46,14 +44,20 @@ static unsigned node_bits(const quire_arena *arena) {
 
 /* ------------------------------------------------------------------------------------------------ copy-on-write */
 
+static int writable(const quire_arena *arena) {
+    if (arena->failed) {
+        return quire_fail(QUIRE_E_CORRUPT, "the last commit could not be recovered: abort again, or restore from a checkpoint");
+    }
+    return arena->read_only ? quire_fail(QUIRE_E_READONLY, "%s is open read-only: take a snapshot to read it", arena->path)
+                            : QUIRE_OK;
+}
+
 int quire_frames_reserve(quire_arena *arena, uint64_t frame_count) {
     QUIRE_TRY(quire_retired_room(arena, frame_count));
     if (QUIRE_LIKELY(arena->free_count >= frame_count)) {
         return QUIRE_OK;
     }
-    if (arena->read_only) {
-        return quire_fail(QUIRE_E_READONLY, "%s is open read-only", arena->path);
-    }
+    QUIRE_TRY(writable(arena));
     /* Sweeping is linear in what is retired: only when that has doubled, or when there is no other way. */
     if (arena->retired.count >= 2 * arena->retired_swept + 256) {
         quire_retired_sweep(arena);
@@ -66,9 +70,15 @@ int quire_frames_reserve(quire_arena *arena, uint64_t frame_count) {
     return rc;
 }
 
+/* What a commit may write: every page of the catalog and the nodes above. On top of every reservation, so that whatever could be
+ * written can be committed. */
+static uint64_t catalog_frames(const quire_arena *arena) {
+    return 2 * (uint64_t)arena->catalog.view.table[0].page_count + 8;
+}
+
 int quire_arena_reserve(quire_arena *arena, uint64_t page_count) {
     /* A page may drag a new copy of each table node above it, and one more level. */
-    return quire_frames_reserve(arena, page_count * (arena->depth_max + 2) + COMMIT_SLACK_FRAMES);
+    return quire_frames_reserve(arena, page_count * (arena->depth_max + 2) + catalog_frames(arena));
 }
 
 static uint32_t frame_new(quire_arena *arena) {
@@ -257,9 +267,15 @@ static int table_walk(const quire_view *view, uint64_t entry, unsigned level, ui
     return QUIRE_OK;
 }
 
+/* Whether a table's numbers can be followed at all: quire_page_entry shifts by them. */
+static bool table_sane(const quire_view *view, const quire_table *table) {
+    return (table->depth == 0 || (table->depth - 1) * (view->page_shift - 3u) < 32) && table->depth <= 8 &&
+           table->page_count <= table->page_limit && table->page_limit <= QUIRE_PAGE_COUNT_MAX;
+}
+
 static int table_walk_root(const quire_view *view, const quire_table *table, uint32_t epoch_max, entry_visit visit,
                            void *context) {
-    if (table->depth * (view->page_shift - 3u) > 40 || table->page_count > table->page_limit) {
+    if (!table_sane(view, table)) {
         return quire_fail(QUIRE_E_CORRUPT, "a page table %u levels deep with %u of %u pages is impossible", table->depth,
                           table->page_count, table->page_limit);
     }
@@ -325,6 +341,9 @@ static uint32_t catalog_per_page(const quire_view *catalog) {
 int quire_catalog_each(const quire_view *catalog, int (*visit)(void *context, const quire_catalog_entry *entry),
                        void *context) {
     uint32_t per_page = catalog_per_page(catalog);
+    if (!table_sane(catalog, &catalog->table[0])) {
+        return quire_fail(QUIRE_E_CORRUPT, "the catalog of sets is damaged");
+    }
     for (uint32_t id = 0; id < catalog->table[0].page_limit; id++) {
         const quire_catalog_entry *entries = quire_page_read(catalog, id);
         if (entries == NULL) {
@@ -337,7 +356,8 @@ int quire_catalog_each(const quire_view *catalog, int (*visit)(void *context, co
             }
             if (entry->set_id != id * per_page + i + 1 || entry->name_bytes == 0 ||
                 entry->name_bytes > QUIRE_NAME_BYTES_MAX || entry->name[entry->name_bytes] != 0 ||
-                memchr(entry->name, 0, entry->name_bytes) != NULL) {
+                memchr(entry->name, 0, entry->name_bytes) != NULL || !table_sane(catalog, &entry->table[0]) ||
+                !table_sane(catalog, &entry->table[1])) {
                 return quire_fail(QUIRE_E_CORRUPT, "entry %u on page %u of the catalog of sets makes no sense", i, id);
             }
             int rc = visit(context, entry);
@@ -377,14 +397,14 @@ static quire_catalog_entry *catalog_entry_write(quire_arena *arena, uint32_t set
 }
 
 int quire_catalog_flush(quire_arena *arena) {
-    uint64_t dirty = 0;
-    for (const quire_set *set = arena->sets; set != NULL; set = set->next) {
-        dirty += set->dirty && !set->gone;
+    bool dirty = false;
+    for (const quire_set *set = arena->sets; set != NULL && !dirty; set = set->next) {
+        dirty = set->dirty && !set->gone;
     }
-    if (dirty == 0) {
+    if (!dirty) {
         return QUIRE_OK;
     }
-    QUIRE_TRY(quire_arena_reserve(arena, dirty));
+    QUIRE_TRY(quire_frames_reserve(arena, catalog_frames(arena)));
     for (quire_set *set = arena->sets; set != NULL; set = set->next) {
         if (!set->dirty || set->gone) {
             continue;
@@ -417,11 +437,6 @@ static quire_set *set_find(const quire_arena *arena, const char *name) {
         }
     }
     return NULL;
-}
-
-static int writable(const quire_arena *arena) {
-    return arena->read_only ? quire_fail(QUIRE_E_READONLY, "%s is open read-only: take a snapshot to read it", arena->path)
-                            : QUIRE_OK;
 }
 
 bool quire_set_exists(quire_arena *arena, const char *name) {
@@ -588,8 +603,8 @@ int quire_set_clone(quire_arena *arena, const char *source, const char *name) {
             return quire_fail(QUIRE_E_NOMEM, "no memory to share the frames of '%s'", source);
         }
     }
-    QUIRE_TRY(quire_set_create(arena, name, from->kind, &to));
     QUIRE_TRY(quire_arena_seal(arena));
+    QUIRE_TRY(quire_set_create(arena, name, from->kind, &to));
     memcpy(to->view.table, from->view.table, sizeof to->view.table);
     to->dirty = true;
     arena->changed = true;
@@ -662,7 +677,9 @@ int quire_arena_commit(quire_arena *arena) {
 }
 
 int quire_arena_abort(quire_arena *arena) {
-    QUIRE_TRY(writable(arena));
+    if (arena->read_only) {
+        return writable(arena);
+    }
     quire_meta meta;
     uint64_t current;
     QUIRE_TRY(quire_meta_read(arena, &meta, &current));
@@ -674,6 +691,7 @@ int quire_arena_abort(quire_arena *arena) {
 typedef struct {
     quire_arena *arena;
     uint32_t pinned; /* 0: the committed state; else the pin whose frames these are */
+    uint32_t epoch;  /* of the state */
 } recovery;
 
 static int recover_visit(void *context, uint64_t entry, unsigned level) {
@@ -710,7 +728,7 @@ static int recover_set(void *context, const quire_catalog_entry *entry) {
     recovery *state = context;
     quire_view view = quire_arena_view(state->arena);
     for (unsigned which = 0; which < 2; which++) {
-        QUIRE_TRY(table_walk_root(&view, &entry->table[which], QUIRE_EPOCH_MAX, recover_visit, state));
+        QUIRE_TRY(table_walk_root(&view, &entry->table[which], state->epoch, recover_visit, state));
     }
     return QUIRE_OK;
 }
@@ -718,6 +736,7 @@ static int recover_set(void *context, const quire_catalog_entry *entry) {
 static int recover_state(recovery *state, const quire_table *catalog, uint32_t epoch) {
     quire_view view = quire_arena_view(state->arena);
     view.table[0] = *catalog;
+    state->epoch = epoch;
     QUIRE_TRY(table_walk_root(&view, catalog, epoch, recover_visit, state));
     return quire_catalog_each(&view, recover_set, state);
 }
@@ -725,7 +744,8 @@ static int recover_state(recovery *state, const quire_table *catalog, uint32_t e
 static int adopt_set(void *context, const quire_catalog_entry *entry) {
     quire_arena *arena = context;
     quire_set *set = arena->sets;
-    while (set != NULL && (set->set_id != entry->set_id || strcmp(set->name, entry->name) != 0 ||
+    while (set != NULL && (set->set_id != entry->set_id || set->kind != entry->kind ||
+                           strcmp(set->name, entry->name) != 0 ||
                            set->epoch_created > arena->epoch_committed ||
                            (set->epoch_destroyed != 0 && set->epoch_destroyed <= arena->epoch_committed))) {
         set = set->next;
@@ -752,7 +772,7 @@ static int adopt_set(void *context, const quire_catalog_entry *entry) {
 
 /* Takes the state that meta describes as the one to write on: finds out by walking the tables which frames it and the pinned states
  * need; all others are free. Nothing about free frames is ever stored, so nothing about them can be lost. */
-int quire_arena_recover(quire_arena *arena, const quire_meta *meta) {
+static int recover(quire_arena *arena, const quire_meta *meta) {
     quire_frames_reset(arena);
     arena->retired.count = 0;
     arena->retired_swept = 0;
@@ -764,21 +784,21 @@ int quire_arena_recover(quire_arena *arena, const quire_meta *meta) {
     arena->epoch_committed = meta->epoch;
     arena->epoch_sealed = meta->epoch;
 
-    recovery state = {arena, 0};
+    recovery state = {.arena = arena};
     QUIRE_TRY(recover_state(&state, &meta->catalog, meta->epoch));
 
-    uint32_t epochs[QUIRE_PIN_COUNT], slots[QUIRE_PIN_COUNT], epoch_max = meta->epoch;
-    size_t pin_count = quire_pins_collect(arena, epochs, slots, QUIRE_PIN_COUNT);
+    uint32_t epochs[QUIRE_PIN_COUNT], epoch_max = meta->epoch;
+    size_t pin_count = quire_pins_collect(arena, epochs, QUIRE_PIN_COUNT);
     for (size_t i = pin_count; i-- > 0;) { /* the newest first: a frame belongs to the newest pin that sees it */
         quire_table catalog;
-        if (!quire_pin_catalog(arena, slots[i], epochs[i], &catalog)) {
-            continue; /* released meanwhile */
-        }
-        state.pinned = epochs[i];
-        QUIRE_TRY(recover_state(&state, &catalog, epochs[i]));
         if (epochs[i] > epoch_max) {
             epoch_max = epochs[i];
         }
+        if (!quire_pin_catalog(arena, epochs[i], &catalog)) {
+            continue; /* released meanwhile, or not whole yet: then it is the committed state's, or will be given up */
+        }
+        state.pinned = epochs[i];
+        QUIRE_TRY(recover_state(&state, &catalog, epochs[i]));
     }
     if (epoch_max < arena->epoch_writing) {
         epoch_max = arena->epoch_writing;
@@ -794,8 +814,20 @@ int quire_arena_recover(quire_arena *arena, const quire_meta *meta) {
     for (quire_set *set = arena->sets; set != NULL; set = set->next) {
         set->gone = true;
         set->generation++;
+        if (set->epoch_created > meta->epoch) {
+            set->epoch_created = UINT32_MAX; /* its epoch never was: no later commit brings it back */
+        }
     }
     return quire_catalog_each(&arena->catalog.view, adopt_set, arena);
+}
+
+int quire_arena_recover(quire_arena *arena, const quire_meta *meta) {
+    int rc = recover(arena, meta);
+    arena->failed = rc != QUIRE_OK;
+    for (quire_set *set = arena->sets; arena->failed && set != NULL; set = set->next) {
+        set->gone = true; /* what they point at may be anything */
+    }
+    return rc;
 }
 
 /* ------------------------------------------------------------------------------------------------ check, statistics */
@@ -952,8 +984,8 @@ void quire_arena_stats(quire_arena *arena, quire_stats *stats) {
                            .sets = arena->set_count,
                            .epoch_committed = quire_arena_epoch(arena),
                            .epoch_writing = arena->epoch_writing};
-    uint32_t epochs[QUIRE_PIN_COUNT], slots[QUIRE_PIN_COUNT];
-    stats->snapshots = quire_pins_collect(arena, epochs, slots, QUIRE_PIN_COUNT);
+    uint32_t epochs[QUIRE_PIN_COUNT];
+    stats->snapshots = quire_pins_collect(arena, epochs, QUIRE_PIN_COUNT);
     stats->epoch_pinned_min = stats->snapshots > 0 ? epochs[0] : 0;
     if (arena->read_only) {
         return;

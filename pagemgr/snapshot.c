@@ -109,8 +109,8 @@ static bool settle(quire_arena *arena, const uint32_t *pins, size_t pin_count, q
 }
 
 void quire_retired_sweep(quire_arena *arena) {
-    uint32_t pins[QUIRE_PIN_COUNT], slots[QUIRE_PIN_COUNT];
-    size_t pin_count = quire_pins_collect(arena, pins, slots, QUIRE_PIN_COUNT);
+    uint32_t pins[QUIRE_PIN_COUNT];
+    size_t pin_count = quire_pins_collect(arena, pins, QUIRE_PIN_COUNT);
     for (size_t i = arena->held_count; i-- > 0;) { /* from the newest: frames only move to older pins */
         uint32_t epoch = arena->held[i].epoch;
         if (newest_between(pins, pin_count, epoch, epoch + 1) != 0) {
@@ -141,8 +141,8 @@ void quire_retired_sweep(quire_arena *arena) {
 }
 
 size_t quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max) {
-    uint32_t epochs[QUIRE_PIN_COUNT], slots[QUIRE_PIN_COUNT];
-    size_t count = quire_pins_collect(arena, epochs, slots, QUIRE_PIN_COUNT);
+    uint32_t epochs[QUIRE_PIN_COUNT];
+    size_t count = quire_pins_collect(arena, epochs, QUIRE_PIN_COUNT);
     for (size_t i = 0; i < count && i < max; i++) {
         pinned[i] = (quire_pinned){.epoch = epochs[i]};
         for (size_t k = 0; k < arena->held_count; k++) {
@@ -160,14 +160,15 @@ void quire_attachment_forget(quire_arena *arena, uint32_t attachment) {
     for (uint32_t slot = 0; slot < QUIRE_PIN_COUNT; slot++) {
         quire_pin *pin = &arena->header->pins[slot];
         if (__atomic_load_n(&pin->owner, __ATOMIC_ACQUIRE) == attachment) {
-            __atomic_store_n(&pin->epoch, 0, __ATOMIC_RELEASE);
+            __atomic_store_n(&pin->epoch, 0, __ATOMIC_SEQ_CST);
+            __atomic_store_n(&pin->confirmed, 0, __ATOMIC_RELEASE);
             __atomic_store_n(&pin->owner, 0, __ATOMIC_RELEASE);
         }
     }
 }
 
-/* The pinned epochs, sorted, each once, with one slot that pins it. */
-size_t quire_pins_collect(quire_arena *arena, uint32_t *epochs, uint32_t *slots, size_t max) {
+/* The pinned epochs, sorted, each once; also those whose readers have yet to look again. */
+size_t quire_pins_collect(quire_arena *arena, uint32_t *epochs, size_t max) {
     uint32_t limit = __atomic_load_n(&arena->header->pin_limit, __ATOMIC_SEQ_CST);
     uint32_t dead = 0, alive = arena->attachment; /* the last answers: most pins in a row have one owner */
     size_t count = 0;
@@ -175,7 +176,7 @@ size_t quire_pins_collect(quire_arena *arena, uint32_t *epochs, uint32_t *slots,
         const quire_pin *pin = &arena->header->pins[slot];
         uint32_t owner = __atomic_load_n(&pin->owner, __ATOMIC_SEQ_CST);
         uint32_t epoch = __atomic_load_n(&pin->epoch, __ATOMIC_SEQ_CST);
-        if (owner == 0 || epoch == 0 || owner == dead) {
+        if (owner == 0 || owner == dead) {
             continue;
         }
         if (owner != alive) {
@@ -189,13 +190,11 @@ size_t quire_pins_collect(quire_arena *arena, uint32_t *epochs, uint32_t *slots,
         while (at > 0 && epochs[at - 1] >= epoch) {
             at--;
         }
-        if ((at < count && epochs[at] == epoch) || count == max) {
+        if (epoch == 0 || (at < count && epochs[at] == epoch) || count == max) {
             continue;
         }
         memmove(&epochs[at + 1], &epochs[at], (count - at) * sizeof *epochs);
-        memmove(&slots[at + 1], &slots[at], (count - at) * sizeof *slots);
         epochs[at] = epoch;
-        slots[at] = slot;
         count++;
     }
     return count;
@@ -227,18 +226,29 @@ static void pin_set(quire_arena *arena, uint32_t slot, uint32_t epoch, const qui
     __atomic_store_n(&pin->epoch, epoch, __ATOMIC_SEQ_CST);
 }
 
-/* A reader may let go of the slot and take it again for another epoch at any time: the second look tells. */
-bool quire_pin_catalog(quire_arena *arena, uint32_t slot, uint32_t epoch, quire_table *catalog) {
-    const quire_pin *pin = &arena->header->pins[slot];
-    *catalog = (quire_table){.root = __atomic_load_n(&pin->catalog_root, __ATOMIC_ACQUIRE),
-                             .depth = __atomic_load_n(&pin->catalog_depth, __ATOMIC_ACQUIRE),
-                             .page_limit = __atomic_load_n(&pin->catalog_limit, __ATOMIC_ACQUIRE)};
-    return __atomic_load_n(&pin->epoch, __ATOMIC_SEQ_CST) == epoch;
+/* A reader may let go of a slot, or take it for another epoch, at any time: the second look tells. Several slots may pin one
+ * epoch; no new pin is made on any but the current one, so when all have been looked at, there is none. */
+bool quire_pin_catalog(quire_arena *arena, uint32_t epoch, quire_table *catalog) {
+    for (uint32_t slot = 0; slot < QUIRE_PIN_COUNT; slot++) {
+        const quire_pin *pin = &arena->header->pins[slot];
+        if (__atomic_load_n(&pin->epoch, __ATOMIC_SEQ_CST) != epoch || !__atomic_load_n(&pin->confirmed, __ATOMIC_ACQUIRE)) {
+            continue;
+        }
+        *catalog = (quire_table){.root = __atomic_load_n(&pin->catalog_root, __ATOMIC_ACQUIRE),
+                                 .depth = __atomic_load_n(&pin->catalog_depth, __ATOMIC_ACQUIRE),
+                                 .page_limit = __atomic_load_n(&pin->catalog_limit, __ATOMIC_ACQUIRE)};
+        if (__atomic_load_n(&pin->epoch, __ATOMIC_SEQ_CST) == epoch) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void pin_clear(quire_arena *arena, uint32_t slot) {
-    __atomic_store_n(&arena->header->pins[slot].epoch, 0, __ATOMIC_RELEASE);
-    __atomic_store_n(&arena->header->pins[slot].owner, 0, __ATOMIC_RELEASE);
+    quire_pin *pin = &arena->header->pins[slot];
+    __atomic_store_n(&pin->epoch, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&pin->confirmed, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&pin->owner, 0, __ATOMIC_RELEASE);
 }
 
 /* The process's pin on an epoch, with the mutex held; NULL if there is none. */
@@ -253,6 +263,7 @@ static quire_local_pin *pin_find(const quire_arena *arena, uint32_t epoch) {
 
 static int pin_make(quire_arena *arena, uint32_t slot, uint32_t epoch, const quire_table *catalog, uint32_t frame_limit,
                     quire_local_pin **pin) {
+    __atomic_store_n(&arena->header->pins[slot].confirmed, 1, __ATOMIC_RELEASE);
     quire_local_pin *made = calloc(1, sizeof *made);
     if (made == NULL) {
         pin_clear(arena, slot);

@@ -46,6 +46,8 @@
 #define PLACE_MASK (((uint64_t)1 << PLACE_BITS) - 1)
 #define LINE_WORDS 8u
 #define HEADER_WORDS 2u
+/* Partly filled pages that a placement looks at before it takes a fresh one. */
+#define POPS_MAX 4u
 
 typedef struct {
     uint32_t version;
@@ -262,7 +264,7 @@ static int bucket_find(const quire_view *view, uint32_t bucket, uint32_t signatu
         if (QUIRE_UNLIKELY(table == NULL)) {
             return damaged("a table page is missing", id);
         }
-        bool whole;
+        bool whole = false;
         int rc = page_find(view, (const uint64_t *)table, signature, key, key_bytes, found, &whole);
         if (rc != QUIRE_E_NOTFOUND) {
             found->table = id;
@@ -657,7 +659,7 @@ static uint32_t heap_take(const quire_view *view, heap_page *page, uint32_t unit
         uint32_t unit = *link;
         quire_record *hole = unit_at(page, unit);
         if (unit < HEAP_FIRST_UNIT || unit >= page->bump || hole->key_word != HOLE ||
-            hole->value_word > page->free_units || hole->value_word == 0) {
+            hole->value_word > page->free_units || hole->value_word == 0 || unit + hole->value_word > page->bump) {
             return 0; /* damaged: quire_kv_check tells; nothing is put there */
         }
         if (hole->value_word >= units) {
@@ -714,7 +716,11 @@ static int word_repoint(quire_set *set, const map_super *super, const quire_reco
         const uint64_t *words = quire_page_read(&set->view, id);
         for (uint32_t i = HEADER_WORDS; words != NULL && i < table_words(&set->view); i++) {
             if (words[i] == old_word) {
-                ((uint64_t *)quire_page_write(set, id))[i] = new_word;
+                uint64_t *changed = quire_page_write(set, id);
+                if (changed == NULL) {
+                    return damaged("a table page is missing", id);
+                }
+                changed[i] = new_word;
                 return QUIRE_OK;
             }
         }
@@ -736,7 +742,9 @@ static bool heap_next(const quire_view *view, const heap_page *page, uint32_t *u
 
 static uint64_t map_reserve(const quire_set *set) {
     (void)set;
-    return 16; /* super, table page and its chain's ends, record pages: fill, old, list neighbours */
+    /* super; table page, its chain's ends; record pages: fill, fresh, old and its two neighbours, each page popped and the
+     * next in the list; some to spare */
+    return 12 + 2 * POPS_MAX;
 }
 
 /* Pages that repointing the words of so many records may touch, and what an operation around it may still need. */
@@ -761,7 +769,15 @@ static int heap_compact(quire_set *set, quire_page_id id) {
     const map_super *super = super_read(&set->view);
     uint32_t unit = HEAP_FIRST_UNIT, to = HEAP_FIRST_UNIT, units;
     const quire_record *record;
-    int rc = super == NULL ? damaged("the super page is damaged", 0) : QUIRE_OK;
+    while (heap_next(&set->view, page, &unit, &record, &units)) {
+        unit += units;
+    }
+    if (super == NULL || unit != page->bump) {
+        free(copy);
+        return damaged("a record page is damaged", id);
+    }
+    int rc = QUIRE_OK;
+    unit = HEAP_FIRST_UNIT;
     page->hole = 0;
     page->free_units = 0;
     for (; rc == QUIRE_OK && heap_next(&set->view, (const heap_page *)copy, &unit, &record, &units); unit += units) {
@@ -778,9 +794,9 @@ static int heap_compact(quire_set *set, quire_page_id id) {
     return rc;
 }
 
-/* Finds room for a record and gives its page and unit; the page is writable. Compacting needs reservations of its own, which
- * a caller in the middle of many moves cannot give. */
-static int heap_place(quire_set *set, uint32_t units, bool may_compact, quire_page_id *id, uint32_t *unit,
+/* Finds room for a record and gives its page and unit; the page is writable. At most `pops` partly filled pages are tried, each of
+ * which, its neighbour in the list and, if it is compacted, the table pages of its records are written. */
+static int heap_place(quire_set *set, uint32_t units, uint32_t pops, quire_page_id *id, uint32_t *unit,
                       heap_page **page) {
     map_super *super = quire_page_write(set, 0);
     if (super == NULL) {
@@ -797,7 +813,7 @@ static int heap_place(quire_set *set, uint32_t units, bool may_compact, quire_pa
             return QUIRE_OK;
         }
     }
-    for (uint32_t tries = 0; super->partial_head != QUIRE_NO_PAGE && tries < 4; tries++) {
+    for (uint32_t tries = 0; super->partial_head != QUIRE_NO_PAGE && tries < pops; tries++) {
         quire_page_id candidate = super->partial_head;
         heap_page *taken = heap_write(set, candidate);
         if (taken == NULL) {
@@ -805,7 +821,7 @@ static int heap_place(quire_set *set, uint32_t units, bool may_compact, quire_pa
         }
         QUIRE_TRY(list_remove(set, taken));
         *unit = heap_take(&set->view, taken, units);
-        if (*unit == 0 && may_compact && heap_free_units(&set->view, taken) >= units + page_units(&set->view) / 16) {
+        if (*unit == 0 && heap_free_units(&set->view, taken) >= units + page_units(&set->view) / 16) {
             QUIRE_TRY(heap_compact(set, candidate));
             *unit = heap_take(&set->view, taken, units);
         }
@@ -855,6 +871,9 @@ static int heap_empty(quire_set *set, quire_page_id id) {
         QUIRE_TRY(list_remove(set, page));
     }
     const map_super *super = super_read(&set->view);
+    if (super == NULL) {
+        return damaged("the super page is damaged", 0);
+    }
     uint32_t unit = HEAP_FIRST_UNIT, units;
     const quire_record *record;
     for (; heap_next(&set->view, page, &unit, &record, &units); unit += units) {
@@ -864,7 +883,7 @@ static int heap_empty(quire_set *set, quire_page_id id) {
         quire_page_id to;
         uint32_t to_unit;
         heap_page *to_page;
-        QUIRE_TRY(heap_place(set, units, false, &to, &to_unit, &to_page));
+        QUIRE_TRY(heap_place(set, units, 0, &to, &to_unit, &to_page));
         memcpy(unit_at(to_page, to_unit), record, (size_t)units * 8);
         QUIRE_TRY(word_repoint(set, super, record, id, unit, to, to_unit));
     }
@@ -929,7 +948,7 @@ static int record_replace(quire_set *set, const location *at, const uint8_t *ima
     quire_page_id id;
     uint32_t unit;
     heap_page *to;
-    QUIRE_TRY(heap_place(set, units, true, &id, &unit, &to));
+    QUIRE_TRY(heap_place(set, units, POPS_MAX, &id, &unit, &to));
     memcpy(unit_at(to, unit), image, new_bytes);
     uint64_t *words = quire_page_write(set, at->table);
     if (words == NULL) {
@@ -949,7 +968,7 @@ static int record_insert(quire_set *set, uint32_t bucket, uint32_t signature, co
     quire_page_id id;
     uint32_t unit;
     heap_page *page;
-    QUIRE_TRY(heap_place(set, bytes / 8, true, &id, &unit, &page));
+    QUIRE_TRY(heap_place(set, bytes / 8, POPS_MAX, &id, &unit, &page));
     memcpy(unit_at(page, unit), image, bytes);
     uint64_t word = (uint64_t)signature << PLACE_BITS | (uint64_t)id << (set->view.page_shift - 3) | unit;
     QUIRE_TRY(bucket_insert(set, bucket, word));
