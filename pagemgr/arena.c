@@ -37,6 +37,7 @@
 #define EXTENT_CHUNKS_MIN 4u
 #define EXTENT_CHUNKS_MAX 512u
 #define TRIM_SLACK_BYTES ((uint64_t)32 << 20)
+#define TRIM_COMMITS 8u
 
 /* ------------------------------------------------------------------------------------------------ fork */
 
@@ -266,7 +267,9 @@ uint32_t quire_frame_alloc(quire_arena *arena) {
             arena->free_bits[word] &= arena->free_bits[word] - 1;
             summary_update(arena, word);
             arena->free_hint = i;
-            arena->free_count--;
+            if (--arena->free_count < arena->free_low) {
+                arena->free_low = arena->free_count;
+            }
             return frame;
         }
     }
@@ -487,21 +490,28 @@ static void chunk_give_back(quire_arena *arena, uint32_t chunk) {
     discharge(arena, QUIRE_CHUNK_BYTES);
 }
 
-/* A writer that changes everything each time needs as much free space as it has state, again and again; only what is well
- * beyond that goes back. */
+/* Frames that were free through the last commits are not needed for the changes between two of them and go back, and so does what
+ * a state that has shrunk leaves at once. A writer that changes everything each time needs as much free room as it has state, again
+ * and again: that stays. */
 void quire_arena_trim(quire_arena *arena) {
-    uint64_t free_bytes = (uint64_t)arena->free_count << arena->page_shift;
-    uint64_t used_bytes = arena->bytes_held - free_bytes;
-    if (free_bytes <= used_bytes + TRIM_SLACK_BYTES) {
-        return;
+    uint64_t free_bytes = (uint64_t)arena->free_count << arena->page_shift, used_bytes = arena->bytes_held - free_bytes;
+    uint64_t spare_bytes = 0;
+    if (++arena->trim_commits >= TRIM_COMMITS) {
+        spare_bytes = (uint64_t)arena->free_low << arena->page_shift;
+        arena->trim_commits = 0;
+        arena->free_low = arena->free_count;
     }
-    for (uint32_t chunk = arena->frame_limit >> arena->chunk_shift; chunk > 0; chunk--) {
-        if (((uint64_t)arena->free_count << arena->page_shift) <= used_bytes / 2 + TRIM_SLACK_BYTES / 4) {
-            break;
-        }
+    if (free_bytes > used_bytes + TRIM_SLACK_BYTES && spare_bytes < free_bytes - used_bytes) {
+        spare_bytes = free_bytes - used_bytes;
+    }
+    for (uint32_t chunk = arena->frame_limit >> arena->chunk_shift; chunk > 0 && spare_bytes >= QUIRE_CHUNK_BYTES; chunk--) {
         if (chunk_is_free(arena, chunk)) {
             chunk_give_back(arena, chunk);
+            spare_bytes -= QUIRE_CHUNK_BYTES;
         }
+    }
+    if (arena->free_low > arena->free_count) {
+        arena->free_low = arena->free_count;
     }
 }
 

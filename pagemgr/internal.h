@@ -174,6 +174,8 @@ struct quire_arena {
     uint32_t bits_capacity; /* frames the two cover */
     uint32_t free_count;
     uint32_t free_hint; /* no free frame below this one's summary word */
+    uint32_t free_low;  /* the fewest free frames there were in the last trim_commits commits */
+    uint32_t trim_commits;
     uint32_t frame_limit;
     uint8_t *chunk_absent; /* chunk given back to the system; its frames are not free */
     uint32_t absent_count;
