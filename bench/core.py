@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from quire.bench.data import (
     RECORD_BYTES,
     Ids,

@@ -30,14 +30,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOCK_WRITER ((off_t)1 << 62)
-#define LOCK_ATTACHMENT (LOCK_WRITER + 1)
-#define ATTACHMENTS_MAX 4096u
+#define LOCK_WRITER           ((off_t)1 << 62)
+#define LOCK_ATTACHMENT       (LOCK_WRITER + 1)
+#define ATTACHMENTS_MAX       4096u
 #define HUGE_PAGES_FROM_CHUNK 8u
-#define EXTENT_CHUNKS_MIN 4u
-#define EXTENT_CHUNKS_MAX 512u
-#define TRIM_SLACK_BYTES ((uint64_t)32 << 20)
-#define TRIM_COMMITS 8u
+#define EXTENT_CHUNKS_MIN     4u
+#define EXTENT_CHUNKS_MAX     512u
+#define TRIM_SLACK_BYTES      ((uint64_t)32 << 20)
+#define TRIM_COMMITS          8u
 
 /* ------------------------------------------------------------------------------------------------ fork */
 
@@ -335,8 +335,7 @@ static int bits_room(quire_arena *arena, uint32_t frame_limit) {
             if (absent != NULL) {
                 arena->chunk_absent = absent;
                 uint16_t *refs = NULL;
-                if (arena->extra_refs == NULL ||
-                    (refs = realloc(arena->extra_refs, capacity * sizeof *refs)) != NULL) {
+                if (arena->extra_refs == NULL || (refs = realloc(arena->extra_refs, capacity * sizeof *refs)) != NULL) {
                     if (refs != NULL) {
                         arena->extra_refs = refs;
                         memset(refs + arena->bits_capacity, 0, (capacity - arena->bits_capacity) * sizeof *refs);
@@ -369,8 +368,8 @@ static int file_back(quire_arena *arena, uint64_t offset, uint64_t bytes) {
         return QUIRE_OK;
     }
     bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-    return quire_fail(full ? QUIRE_E_NOSPACE : QUIRE_E_IO, "cannot add %" PRIu64 " bytes to %s: %s; %s", bytes, arena->path,
-                      strerror(error),
+    return quire_fail(full ? QUIRE_E_NOSPACE : QUIRE_E_IO, "cannot add %" PRIu64 " bytes to %s: %s; %s", bytes,
+                      arena->path, strerror(error),
                       full ? "free space on its disk, or abort" : "check the file system");
 }
 
@@ -504,7 +503,8 @@ void quire_arena_trim(quire_arena *arena) {
     if (free_bytes > used_bytes + TRIM_SLACK_BYTES && spare_bytes < free_bytes - used_bytes) {
         spare_bytes = free_bytes - used_bytes;
     }
-    for (uint32_t chunk = arena->frame_limit >> arena->chunk_shift; chunk > 0 && spare_bytes >= QUIRE_CHUNK_BYTES; chunk--) {
+    for (uint32_t chunk = arena->frame_limit >> arena->chunk_shift; chunk > 0 && spare_bytes >= QUIRE_CHUNK_BYTES;
+         chunk--) {
         if (chunk_is_free(arena, chunk)) {
             chunk_give_back(arena, chunk);
             spare_bytes -= QUIRE_CHUNK_BYTES;
@@ -680,7 +680,8 @@ static int arena_make(quire_arena *arena, uint32_t page_bytes) {
 static int header_check(quire_arena *arena, uint64_t file_bytes, uint32_t page_bytes) {
     quire_header start;
     if (file_bytes < QUIRE_HEADER_BYTES) {
-        return quire_fail(QUIRE_E_CORRUPT, "%s has %" PRIu64 " bytes, less than an arena's header: it is truncated or no arena",
+        return quire_fail(QUIRE_E_CORRUPT,
+                          "%s has %" PRIu64 " bytes, less than an arena's header: it is truncated or no arena",
                           arena->path, file_bytes);
     }
     if (pread(arena->file, &start, sizeof start, 0) != (ssize_t)sizeof start) {
@@ -690,18 +691,21 @@ static int header_check(quire_arena *arena, uint64_t file_bytes, uint32_t page_b
         return quire_fail(QUIRE_E_CORRUPT, "%s is not a Quire arena: it starts with other bytes", arena->path);
     }
     if (start.version != QUIRE_FORMAT_VERSION) {
-        return quire_fail(QUIRE_E_VERSION, "%s has format version %u, this build reads version %u: open it with a newer Quire",
+        return quire_fail(QUIRE_E_VERSION,
+                          "%s has format version %u, this build reads version %u: open it with a newer Quire",
                           arena->path, start.version, QUIRE_FORMAT_VERSION);
     }
     if (start.crc != quire_crc32c(0, &start, 32)) {
         return quire_fail(QUIRE_E_CORRUPT, "%s: the header fails its checksum", arena->path);
     }
     if (!page_bytes_valid(start.page_bytes)) {
-        return quire_fail(QUIRE_E_CORRUPT, "%s: page size %u in its header is impossible", arena->path, start.page_bytes);
+        return quire_fail(QUIRE_E_CORRUPT, "%s: page size %u in its header is impossible", arena->path,
+                          start.page_bytes);
     }
     if (page_bytes != 0 && page_bytes != start.page_bytes) {
-        return quire_fail(QUIRE_E_MISMATCH, "%s has pages of %u bytes, not %u: open it without a page size, or with its own",
-                          arena->path, start.page_bytes, page_bytes);
+        return quire_fail(QUIRE_E_MISMATCH,
+                          "%s has pages of %u bytes, not %u: open it without a page size, or with its own", arena->path,
+                          start.page_bytes, page_bytes);
     }
     return QUIRE_OK;
 }
@@ -738,7 +742,8 @@ static int arena_reopen(quire_arena *arena, uint64_t file_bytes, uint32_t page_b
     uint64_t current;
     QUIRE_TRY(quire_meta_read(arena, &meta, &current));
     uint64_t need = (uint64_t)meta.frame_limit << arena->page_shift;
-    if (meta.frame_limit < arena->header_frames || meta.frame_limit > (uint64_t)QUIRE_CHUNKS_MAX << arena->chunk_shift) {
+    if (meta.frame_limit < arena->header_frames || meta.frame_limit > (uint64_t)QUIRE_CHUNKS_MAX
+                                                                          << arena->chunk_shift) {
         return quire_fail(QUIRE_E_CORRUPT, "%s: %u frames in its header is impossible", arena->path, meta.frame_limit);
     }
     struct stat info;
@@ -905,7 +910,8 @@ int quire_arena_close(quire_arena *arena) {
         uint64_t open_count = arena->snap_count;
         pthread_mutex_unlock(&arena->pins_mutex);
         if (open_count > 0) {
-            return quire_fail(QUIRE_E_BUSY, "%" PRIu64 " snapshots or cursors of this arena are still open: release them first",
+            return quire_fail(QUIRE_E_BUSY,
+                              "%" PRIu64 " snapshots or cursors of this arena are still open: release them first",
                               open_count);
         }
     }
@@ -976,5 +982,6 @@ int quire_arena_sync(quire_arena *arena) {
             return quire_folder_sync(arena->path);
         }
     }
-    return quire_fail(errno == ENOSPC ? QUIRE_E_NOSPACE : QUIRE_E_IO, "cannot sync %s: %s", arena->path, strerror(errno));
+    return quire_fail(errno == ENOSPC ? QUIRE_E_NOSPACE : QUIRE_E_IO, "cannot sync %s: %s", arena->path,
+                      strerror(errno));
 }

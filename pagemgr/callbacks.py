@@ -6,9 +6,8 @@ A Python exception must not cross C frames, so it is kept in the collector and r
 from collections.abc import Callable
 from typing import Any
 
-from quire.pagemgr.errors import check
-
 from quire._native import ffi, lib
+from quire.pagemgr.errors import check
 
 STOP = 1
 

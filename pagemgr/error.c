@@ -14,12 +14,14 @@ int quire_fail(int code, const char *format, ...) {
     return code;
 }
 
-const char *quire_error_message(void) { return message; }
+const char *quire_error_message(void) {
+    return message;
+}
 
 const char *quire_error_name(int code) {
     switch (code) {
-#define QUIRE_ERROR_CASE(name, value, text) \
-    case value:                             \
+#define QUIRE_ERROR_CASE(name, value, text)                                                                            \
+    case value:                                                                                                        \
         return #name;
         QUIRE_ERRORS(QUIRE_ERROR_CASE)
 #undef QUIRE_ERROR_CASE

@@ -13,20 +13,20 @@
 #define QUIRE_ERROR_H
 
 /* name, value, one-line meaning: bindings map each to one exception class by this table. */
-#define QUIRE_ERRORS(X)                                                                                      \
-    X(NOTFOUND, -1, "no such key, page, set or snapshot")                                                    \
-    X(EXISTS, -2, "the name is taken")                                                                       \
-    X(INVALID, -3, "an argument is outside what is allowed")                                                 \
-    X(NOMEM, -4, "the system gave no memory")                                                                \
-    X(LIMIT, -5, "the memory limit is reached")                                                              \
-    X(NOSPACE, -6, "the disk is full")                                                                       \
-    X(IO, -7, "reading or writing failed")                                                                   \
-    X(CORRUPT, -8, "the data breaks an invariant")                                                           \
-    X(VERSION, -9, "written by another version of the format")                                               \
-    X(BUSY, -10, "another writer holds the arena")                                                           \
-    X(CLOSED, -11, "used after close, after destroy or across a fork")                                       \
-    X(READONLY, -12, "a write through a read-only handle")                                                   \
-    X(FULL, -13, "a structural limit is reached")                                                            \
+#define QUIRE_ERRORS(X)                                                                                                \
+    X(NOTFOUND, -1, "no such key, page, set or snapshot")                                                              \
+    X(EXISTS, -2, "the name is taken")                                                                                 \
+    X(INVALID, -3, "an argument is outside what is allowed")                                                           \
+    X(NOMEM, -4, "the system gave no memory")                                                                          \
+    X(LIMIT, -5, "the memory limit is reached")                                                                        \
+    X(NOSPACE, -6, "the disk is full")                                                                                 \
+    X(IO, -7, "reading or writing failed")                                                                             \
+    X(CORRUPT, -8, "the data breaks an invariant")                                                                     \
+    X(VERSION, -9, "written by another version of the format")                                                         \
+    X(BUSY, -10, "another writer holds the arena")                                                                     \
+    X(CLOSED, -11, "used after close, after destroy or across a fork")                                                 \
+    X(READONLY, -12, "a write through a read-only handle")                                                             \
+    X(FULL, -13, "a structural limit is reached")                                                                      \
     X(MISMATCH, -14, "kind, page size or schema differs from what is stored")
 
 enum {
@@ -45,15 +45,15 @@ const char *quire_error_message(void);
 /* "LIMIT" for QUIRE_E_LIMIT and so on; "UNKNOWN" for anything else. A static string. */
 const char *quire_error_name(int code);
 
-#define QUIRE_TRY(call)                  \
-    do {                                 \
-        int quire_try_rc_ = (call);      \
-        if (quire_try_rc_ != QUIRE_OK) { \
-            return quire_try_rc_;        \
-        }                                \
+#define QUIRE_TRY(call)                                                                                                \
+    do {                                                                                                               \
+        int quire_try_rc_ = (call);                                                                                    \
+        if (quire_try_rc_ != QUIRE_OK) {                                                                               \
+            return quire_try_rc_;                                                                                      \
+        }                                                                                                              \
     } while (0)
 
-#define QUIRE_LIKELY(x) __builtin_expect(!!(x), 1)
+#define QUIRE_LIKELY(x)   __builtin_expect(!!(x), 1)
 #define QUIRE_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 #endif

@@ -151,7 +151,8 @@ static int sets_write(image_writer *writer, const quire_snap *snap, const entry_
     uint64_t *node = calloc(entries, sizeof *node);
     int rc = pages == NULL || node == NULL ? quire_fail(QUIRE_E_NOMEM, "no memory for the image's catalog") : QUIRE_OK;
     for (uint32_t i = 0; i < sets->count && rc == QUIRE_OK; i++) {
-        quire_catalog_entry *entry = (quire_catalog_entry *)(pages + (size_t)(i / per_page) * writer->page_bytes) + i % per_page;
+        quire_catalog_entry *entry =
+            (quire_catalog_entry *)(pages + (size_t)(i / per_page) * writer->page_bytes) + i % per_page;
         *entry = sets->entries[i];
         rc = table_write(writer, view, &entry->table[0]);
         if (rc == QUIRE_OK) {
@@ -170,10 +171,8 @@ static int sets_write(image_writer *writer, const quire_snap *snap, const entry_
     if (rc == QUIRE_OK) {
         rc = frame_write(writer, node, snap->pin->epoch, &catalog.root);
     }
-    *meta = (quire_meta){.epoch = snap->pin->epoch,
-                         .frame_limit = writer->next_frame,
-                         .catalog = catalog,
-                         .set_count = sets->count};
+    *meta = (quire_meta){
+        .epoch = snap->pin->epoch, .frame_limit = writer->next_frame, .catalog = catalog, .set_count = sets->count};
     meta->crc = quire_meta_crc(meta);
     free(pages);
     free(node);
@@ -237,7 +236,8 @@ static int image_write(image_writer *writer, quire_snap *snap, const entry_list 
 int quire_snap_write(quire_snap *snap, quire_sink sink, void *context) {
     QUIRE_TRY(quire_view_usable(&snap->pin->catalog));
     uint32_t page_bytes = snap->arena->page_bytes;
-    image_writer writer = {.page_bytes = page_bytes, .block = malloc(BLOCK_BYTES), .nodes = malloc(9 * (size_t)page_bytes)};
+    image_writer writer = {
+        .page_bytes = page_bytes, .block = malloc(BLOCK_BYTES), .nodes = malloc(9 * (size_t)page_bytes)};
     entry_list sets = {0};
     collect_state state = {snap, &sets};
     int rc = writer.block == NULL || writer.nodes == NULL ? quire_fail(QUIRE_E_NOMEM, "no memory to write an image")
@@ -311,15 +311,16 @@ typedef struct {
 static int image_verify(image *from, uint32_t page_bytes) {
     image_footer footer;
     if (from->count < QUIRE_HEADER_BYTES + sizeof footer) {
-        return quire_fail(QUIRE_E_CORRUPT, "%s has %zu bytes, less than any image: it is truncated or no image", from->path,
-                          from->count);
+        return quire_fail(QUIRE_E_CORRUPT, "%s has %zu bytes, less than any image: it is truncated or no image",
+                          from->path, from->count);
     }
     memcpy(&footer, from->bytes + from->count - sizeof footer, sizeof footer);
     if (memcmp(footer.magic, "QUIREIMG", 8) != 0) {
         return quire_fail(QUIRE_E_CORRUPT, "%s does not end as an image does: it is truncated or no image", from->path);
     }
     if (footer.version != QUIRE_FORMAT_VERSION) {
-        return quire_fail(QUIRE_E_VERSION, "%s has format version %u, this build reads version %u: load it with a newer Quire",
+        return quire_fail(QUIRE_E_VERSION,
+                          "%s has format version %u, this build reads version %u: load it with a newer Quire",
                           from->path, footer.version, QUIRE_FORMAT_VERSION);
     }
     uint64_t blocks = footer.body_bytes / BLOCK_BYTES + (footer.body_bytes % BLOCK_BYTES != 0);
@@ -337,8 +338,8 @@ static int image_verify(image *from, uint32_t page_bytes) {
         uint32_t expected;
         memcpy(&expected, checksums + i * 4, 4);
         if (quire_crc32c(0, from->bytes + start, count) != expected) {
-            return quire_fail(QUIRE_E_CORRUPT, "%s: bytes %" PRIu64 " to %" PRIu64 " fail their checksum", from->path, start,
-                              start + count);
+            return quire_fail(QUIRE_E_CORRUPT, "%s: bytes %" PRIu64 " to %" PRIu64 " fail their checksum", from->path,
+                              start, start + count);
         }
     }
     const quire_header *header = (const quire_header *)from->bytes;
@@ -349,8 +350,8 @@ static int image_verify(image *from, uint32_t page_bytes) {
         return quire_fail(QUIRE_E_CORRUPT, "%s: the header is damaged", from->path);
     }
     if (header->page_bytes != page_bytes) {
-        return quire_fail(QUIRE_E_MISMATCH, "%s has pages of %u bytes, the arena of %u: load it into an arena like it", from->path,
-                          header->page_bytes, page_bytes);
+        return quire_fail(QUIRE_E_MISMATCH, "%s has pages of %u bytes, the arena of %u: load it into an arena like it",
+                          from->path, header->page_bytes, page_bytes);
     }
     return QUIRE_OK;
 }
@@ -360,15 +361,16 @@ static int image_open(image *to, const char *path, uint32_t page_bytes) {
     int file = open(path, O_RDONLY | O_CLOEXEC);
     struct stat info;
     if (file < 0 || fstat(file, &info) != 0) {
-        int rc = quire_fail(errno == ENOENT ? QUIRE_E_NOTFOUND : QUIRE_E_IO, "cannot open %s: %s", path, strerror(errno));
+        int rc =
+            quire_fail(errno == ENOENT ? QUIRE_E_NOTFOUND : QUIRE_E_IO, "cannot open %s: %s", path, strerror(errno));
         if (file >= 0) {
             close(file);
         }
         return rc;
     }
     to->count = (size_t)info.st_size;
-    uint8_t *bytes = to->count == 0 || !S_ISREG(info.st_mode) ? MAP_FAILED
-                                                              : mmap(NULL, to->count, PROT_READ, MAP_PRIVATE, file, 0);
+    uint8_t *bytes =
+        to->count == 0 || !S_ISREG(info.st_mode) ? MAP_FAILED : mmap(NULL, to->count, PROT_READ, MAP_PRIVATE, file, 0);
     close(file);
     if (bytes == MAP_FAILED) {
         return quire_fail(QUIRE_E_CORRUPT, "%s is empty or not a regular file", path);
@@ -432,8 +434,8 @@ static int load_set(void *context, const quire_catalog_entry *entry) {
     quire_arena *arena = state->arena;
     if (state->only_check) {
         return quire_set_exists(arena, entry->name)
-                   ? quire_fail(QUIRE_E_EXISTS, "there is a set '%s' already: destroy it before loading %s", entry->name,
-                                state->from->path)
+                   ? quire_fail(QUIRE_E_EXISTS, "there is a set '%s' already: destroy it before loading %s",
+                                entry->name, state->from->path)
                    : QUIRE_OK;
     }
     quire_set *set;

@@ -30,12 +30,12 @@
 
 #include "pagemgr.h"
 
-#define QUIRE_MAGIC "QUIREARN"
+#define QUIRE_MAGIC          "QUIREARN"
 #define QUIRE_FORMAT_VERSION 1u
-#define QUIRE_HEADER_BYTES 32768u
-#define QUIRE_CHUNK_BYTES (2u << 20)
-#define QUIRE_CHUNKS_MAX (1u << 19)
-#define QUIRE_EPOCH_MAX 0xFFFFFFF0u
+#define QUIRE_HEADER_BYTES   32768u
+#define QUIRE_CHUNK_BYTES    (2u << 20)
+#define QUIRE_CHUNKS_MAX     (1u << 19)
+#define QUIRE_EPOCH_MAX      0xFFFFFFF0u
 
 /* A committed state: everything else is reached from the catalog's table. */
 typedef struct {
@@ -58,7 +58,7 @@ typedef struct {
 } quire_pin;
 
 #define QUIRE_PINS_OFFSET 4096u
-#define QUIRE_PIN_COUNT ((QUIRE_HEADER_BYTES - QUIRE_PINS_OFFSET) / sizeof(quire_pin))
+#define QUIRE_PIN_COUNT   ((QUIRE_HEADER_BYTES - QUIRE_PINS_OFFSET) / sizeof(quire_pin))
 
 typedef struct {
     char magic[8];
@@ -152,7 +152,7 @@ struct quire_arena {
     uint32_t chunks_reserved;
     uint32_t chunks_mapped; /* writer: chunks 0..this-1 are mapped */
     int file;               /* -1: anonymous */
-    int locks;              /* the same file, opened once more: mappings keep a description, and so its locks, in a forked child */
+    int locks; /* the same file, opened once more: mappings keep a description, and so its locks, in a forked child */
     char *path;
     bool read_only;
     uint32_t attachment; /* which lock byte is ours; pins carry it */
@@ -164,8 +164,8 @@ struct quire_arena {
     uint64_t limit_bytes;
     quire_budget *budget;
     uint32_t fork_generation;
-    uint32_t busy; /* entered by some thread */
-    bool failed;   /* going back to the last commit failed: nothing may be written until it succeeds */
+    uint32_t busy;                 /* entered by some thread */
+    bool failed;                   /* going back to the last commit failed: nothing may be written until it succeeds */
     struct quire_arena *open_next; /* arena.c: file arenas of this process */
 
     /* frames; a set bit is a frame ready for use, a set bit of the summary a word with one */
@@ -185,8 +185,9 @@ struct quire_arena {
     /* epochs */
     uint32_t epoch_writing;
     uint32_t epoch_committed;
-    uint32_t epoch_sealed; /* newest epoch that a snapshot, or the last commit, may hold: frames of newer ones are ours */
-    bool changed;          /* something was written since epoch_sealed */
+    uint32_t
+        epoch_sealed; /* newest epoch that a snapshot, or the last commit, may hold: frames of newer ones are ours */
+    bool changed;     /* something was written since epoch_sealed */
     quire_retired_list retired;
     size_t retired_swept; /* length of retired after the last sweep */
     quire_held *held;
@@ -212,7 +213,7 @@ int quire_arena_grow(quire_arena *arena, uint64_t frame_count);
 void quire_arena_trim(quire_arena *arena);
 uint32_t quire_frame_alloc(quire_arena *arena); /* 0: none free, which a reservation excludes */
 void quire_frame_free(quire_arena *arena, uint32_t frame);
-void quire_frames_reset(quire_arena *arena); /* every frame that is not header or absent becomes free */
+void quire_frames_reset(quire_arena *arena);               /* every frame that is not header or absent becomes free */
 bool quire_frame_take(quire_arena *arena, uint32_t frame); /* marks a frame as not free; false if it was not */
 bool quire_frame_is_free(const quire_arena *arena, uint32_t frame);
 /* True if the process behind an attachment has died; its pins are then gone, if we are the writer. */

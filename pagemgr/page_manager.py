@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
+from quire._native import ffi, lib
 from quire.pagemgr.callbacks import VISIT_PAGE, VISIT_SET, collect
 from quire.pagemgr.errors import BusyError, ClosedError, InvalidError, NotFoundError, QuireError, check
 from quire.pagemgr.lifetime import Face, Gate, Handle, Scope
-
-from quire._native import ffi, lib
 
 RESERVED_PREFIX = "quire:"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

@@ -44,16 +44,16 @@
 
 #include "error.h"
 
-#define QUIRE_PAGE_BYTES_MIN 1024u
-#define QUIRE_PAGE_BYTES_MAX 65536u
+#define QUIRE_PAGE_BYTES_MIN     1024u
+#define QUIRE_PAGE_BYTES_MAX     65536u
 #define QUIRE_PAGE_BYTES_DEFAULT 4096u
-#define QUIRE_NAME_BYTES_MAX 191u
+#define QUIRE_NAME_BYTES_MAX     191u
 
 typedef uint32_t quire_page_id;
 #define QUIRE_NO_PAGE 0xFFFFFFFFu
 /* The n-th page of a set's directory table. */
 #define QUIRE_DIRECTORY_PAGE(n) ((quire_page_id)(n) | 0x80000000u)
-#define QUIRE_PAGE_COUNT_MAX 0x7FFFFFFEu
+#define QUIRE_PAGE_COUNT_MAX    0x7FFFFFFEu
 
 typedef struct quire_arena quire_arena;
 typedef struct quire_snap quire_snap;
@@ -65,12 +65,12 @@ void quire_budget_destroy(quire_budget *budget); /* dropped once the last arena 
 uint64_t quire_budget_used(const quire_budget *budget);
 
 typedef struct {
-    const char *path;          /* NULL: anonymous memory */
-    uint32_t page_bytes;       /* 0: the default for a new arena, whatever the file has for an existing one */
-    uint64_t limit_bytes;      /* 0: no limit */
-    quire_budget *budget;      /* NULL: none shared */
-    bool read_only;            /* file arenas only: no writer lock, snapshots only */
-    double lock_wait_seconds;  /* 0: QUIRE_E_BUSY at once if another writer holds the arena; negative: wait for ever */
+    const char *path;         /* NULL: anonymous memory */
+    uint32_t page_bytes;      /* 0: the default for a new arena, whatever the file has for an existing one */
+    uint64_t limit_bytes;     /* 0: no limit */
+    quire_budget *budget;     /* NULL: none shared */
+    bool read_only;           /* file arenas only: no writer lock, snapshots only */
+    double lock_wait_seconds; /* 0: QUIRE_E_BUSY at once if another writer holds the arena; negative: wait for ever */
 } quire_arena_options;
 
 int quire_arena_open(const quire_arena_options *options, quire_arena **arena);
@@ -96,14 +96,14 @@ int quire_arena_check(quire_arena *arena);
 
 typedef struct {
     uint64_t page_bytes;
-    uint64_t frames_used;      /* reachable from the state being written, tables included */
-    uint64_t frames_dirty;     /* of these, made since the last commit */
-    uint64_t frames_retired;   /* kept only for the last commit or a pinned snapshot */
-    uint64_t frames_free;      /* ready for use */
-    uint64_t bytes_held;       /* memory or file space taken from the system, header included */
-    uint64_t bytes_limit;      /* 0: none */
-    uint64_t bytes_reserved;   /* address space */
-    uint64_t snapshots;        /* pins in force, of all processes */
+    uint64_t frames_used;    /* reachable from the state being written, tables included */
+    uint64_t frames_dirty;   /* of these, made since the last commit */
+    uint64_t frames_retired; /* kept only for the last commit or a pinned snapshot */
+    uint64_t frames_free;    /* ready for use */
+    uint64_t bytes_held;     /* memory or file space taken from the system, header included */
+    uint64_t bytes_limit;    /* 0: none */
+    uint64_t bytes_reserved; /* address space */
+    uint64_t snapshots;      /* pins in force, of all processes */
     uint64_t sets;
     uint32_t epoch_committed;
     uint32_t epoch_writing;
@@ -123,9 +123,9 @@ size_t quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max);
 typedef struct {
     uint64_t root;
     uint32_t depth;
-    uint32_t page_limit;  /* ids below this have been given out */
-    uint32_t free_head;   /* first id of the free list plus 1; 0: none */
-    uint32_t page_count;  /* ids in use */
+    uint32_t page_limit; /* ids below this have been given out */
+    uint32_t free_head;  /* first id of the free list plus 1; 0: none */
+    uint32_t page_count; /* ids in use */
 } quire_table;
 
 /* A set as one state sees it: what every read goes through. Plain data; valid while its snapshot or set is. */
@@ -134,7 +134,7 @@ typedef struct {
     uint8_t *const *chunks;
     quire_table table[2];
     uint32_t frame_limit;
-    uint32_t epoch;  /* the pinned epoch; 0 on a live set */
+    uint32_t epoch; /* the pinned epoch; 0 on a live set */
     uint8_t page_shift;
     uint8_t chunk_shift; /* log2 of frames in a chunk */
 } quire_view;
@@ -144,12 +144,12 @@ typedef struct quire_set {
     quire_view view;
     const uint32_t *epoch_writing; /* the arena's: a page whose epoch equals it may be written in place */
     uint32_t set_id;
-    uint32_t kind;        /* the structure's own tag; a set is opened only as what it was made */
-    uint32_t generation;  /* grows when the set's content is replaced under its users: abort, load */
+    uint32_t kind;            /* the structure's own tag; a set is opened only as what it was made */
+    uint32_t generation;      /* grows when the set's content is replaced under its users: abort, load */
     uint32_t epoch_created;   /* 0: it was there when the arena was opened */
     uint32_t epoch_destroyed; /* 0: it was not */
-    bool gone;            /* destroyed, or made in a transaction that was aborted */
-    bool dirty;           /* its catalog entry is behind */
+    bool gone;                /* destroyed, or made in a transaction that was aborted */
+    bool dirty;               /* its catalog entry is behind */
     char name[QUIRE_NAME_BYTES_MAX + 1];
     /* A structure may keep one private object here, rebuilt when generation moves; freed with the set. */
     void *cache;
@@ -236,7 +236,9 @@ static inline void *quire_page_write(quire_set *set, quire_page_id id) {
  * table node changed since then (so freed pages are among them). Clean subtrees are not visited (I3). */
 int quire_view_changed(const quire_view *view, uint32_t since,
                        int (*visit)(void *context, quire_page_id id, bool in_use), void *context);
-static inline uint32_t quire_view_page_bytes(const quire_view *view) { return 1u << view->page_shift; }
+static inline uint32_t quire_view_page_bytes(const quire_view *view) {
+    return 1u << view->page_shift;
+}
 
 /* ------------------------------------------------------------------------------------------------ snapshots */
 
@@ -246,7 +248,8 @@ int quire_snap_acquire(quire_arena *arena, quire_snap **snap);
  * sees it. Iterators over live structures use this. */
 int quire_snap_acquire_live(quire_arena *arena, quire_snap **snap);
 /* Pins the last commit of the sets named (all of them if set_count is 0) under a name, to be found again by this process. */
-int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count, quire_snap **snap);
+int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count,
+                      quire_snap **snap);
 int quire_snap_find(quire_arena *arena, const char *name, quire_snap **snap); /* the same object: one release in all */
 void quire_snap_release(quire_snap *snap);
 uint32_t quire_snap_epoch(const quire_snap *snap);

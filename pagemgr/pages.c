@@ -46,10 +46,12 @@ static unsigned node_bits(const quire_arena *arena) {
 
 static int writable(const quire_arena *arena) {
     if (arena->failed) {
-        return quire_fail(QUIRE_E_CORRUPT, "the last commit could not be recovered: abort again, or restore from a checkpoint");
+        return quire_fail(QUIRE_E_CORRUPT,
+                          "the last commit could not be recovered: abort again, or restore from a checkpoint");
     }
-    return arena->read_only ? quire_fail(QUIRE_E_READONLY, "%s is open read-only: take a snapshot to read it", arena->path)
-                            : QUIRE_OK;
+    return arena->read_only
+               ? quire_fail(QUIRE_E_READONLY, "%s is open read-only: take a snapshot to read it", arena->path)
+               : QUIRE_OK;
 }
 
 int quire_frames_reserve(quire_arena *arena, uint64_t frame_count) {
@@ -276,12 +278,11 @@ static bool table_sane(const quire_view *view, const quire_table *table) {
 static int table_walk_root(const quire_view *view, const quire_table *table, uint32_t epoch_max, entry_visit visit,
                            void *context) {
     if (!table_sane(view, table)) {
-        return quire_fail(QUIRE_E_CORRUPT, "a page table %u levels deep with %u of %u pages is impossible", table->depth,
-                          table->page_count, table->page_limit);
+        return quire_fail(QUIRE_E_CORRUPT, "a page table %u levels deep with %u of %u pages is impossible",
+                          table->depth, table->page_count, table->page_limit);
     }
-    return entry_frame(table->root) == 0
-               ? QUIRE_OK
-               : table_walk(view, table->root, table->depth, epoch_max, visit, context);
+    return entry_frame(table->root) == 0 ? QUIRE_OK
+                                         : table_walk(view, table->root, table->depth, epoch_max, visit, context);
 }
 
 typedef struct {
@@ -320,8 +321,8 @@ static int changed_below(const changed_walk *walk, uint64_t entry, unsigned leve
     return QUIRE_OK;
 }
 
-int quire_view_changed(const quire_view *view, uint32_t since, int (*visit)(void *context, quire_page_id id, bool in_use),
-                       void *context) {
+int quire_view_changed(const quire_view *view, uint32_t since,
+                       int (*visit)(void *context, quire_page_id id, bool in_use), void *context) {
     for (unsigned which = 0; which < 2; which++) {
         const quire_table *table = &view->table[which];
         changed_walk walk = {view, since, visit, context, which << 31, table->page_limit};
@@ -446,8 +447,8 @@ bool quire_set_exists(quire_arena *arena, const char *name) {
 int quire_set_usable(const quire_set *set) {
     return QUIRE_LIKELY(!set->gone)
                ? QUIRE_OK
-               : quire_fail(QUIRE_E_CLOSED, "set '%s' is gone: it was destroyed, or made in a transaction that was aborted",
-                            set->name);
+               : quire_fail(QUIRE_E_CLOSED,
+                            "set '%s' is gone: it was destroyed, or made in a transaction that was aborted", set->name);
 }
 
 static quire_set *set_object(quire_arena *arena, const char *name, uint32_t set_id, uint32_t kind) {
@@ -517,7 +518,8 @@ int quire_set_create(quire_arena *arena, const char *name, uint32_t kind, quire_
 
 static int kind_check(const char *name, uint32_t kind, uint32_t wanted) {
     return wanted != 0 && kind != wanted
-               ? quire_fail(QUIRE_E_MISMATCH, "set '%s' is of kind %u, not %u: open it as what it was made", name, kind, wanted)
+               ? quire_fail(QUIRE_E_MISMATCH, "set '%s' is of kind %u, not %u: open it as what it was made", name, kind,
+                            wanted)
                : QUIRE_OK;
 }
 
@@ -582,7 +584,8 @@ int quire_arena_seal(quire_arena *arena) {
     }
     QUIRE_TRY(quire_catalog_flush(arena));
     if (arena->epoch_writing >= QUIRE_EPOCH_MAX) {
-        return quire_fail(QUIRE_E_FULL, "epoch %u is the last an arena can have: write it out and load it into a new one",
+        return quire_fail(QUIRE_E_FULL,
+                          "epoch %u is the last an arena can have: write it out and load it into a new one",
                           arena->epoch_writing);
     }
     arena->epoch_sealed = arena->epoch_writing;
@@ -745,8 +748,7 @@ static int adopt_set(void *context, const quire_catalog_entry *entry) {
     quire_arena *arena = context;
     quire_set *set = arena->sets;
     while (set != NULL && (set->set_id != entry->set_id || set->kind != entry->kind ||
-                           strcmp(set->name, entry->name) != 0 ||
-                           set->epoch_created > arena->epoch_committed ||
+                           strcmp(set->name, entry->name) != 0 || set->epoch_created > arena->epoch_committed ||
                            (set->epoch_destroyed != 0 && set->epoch_destroyed <= arena->epoch_committed))) {
         set = set->next;
     }
@@ -866,8 +868,8 @@ static int check_table(check_walk *walk, const quire_view *view, const char *nam
     uint32_t shared_before = walk->shared;
     QUIRE_TRY(table_walk_root(view, table, QUIRE_EPOCH_MAX, check_visit, walk));
     if (walk->shared == shared_before && walk->pages != table->page_count) {
-        return quire_fail(QUIRE_E_CORRUPT, "I6: table %u of set '%s' has %" PRIu64 " pages, %u by its count", which, name,
-                          walk->pages, table->page_count);
+        return quire_fail(QUIRE_E_CORRUPT, "I6: table %u of set '%s' has %" PRIu64 " pages, %u by its count", which,
+                          name, walk->pages, table->page_count);
     }
     uint32_t free_ids = 0;
     for (uint32_t next = table->free_head; next != 0; free_ids++) {
@@ -879,7 +881,8 @@ static int check_table(check_walk *walk, const quire_view *view, const char *nam
         uint64_t entry = table->root;
         for (unsigned shift = table->depth * bits; shift != 0;) {
             shift -= bits;
-            const uint64_t *node = entry_frame(entry) == 0 ? NULL : (const uint64_t *)quire_frame(view, entry_frame(entry));
+            const uint64_t *node =
+                entry_frame(entry) == 0 ? NULL : (const uint64_t *)quire_frame(view, entry_frame(entry));
             if (node == NULL) {
                 return quire_fail(QUIRE_E_CORRUPT, "I6: free page %u of set '%s' is in no table", next - 1, name);
             }
@@ -928,7 +931,8 @@ static int check_all(check_walk *walk) {
         return quire_fail(QUIRE_E_CORRUPT,
                           "I2: %u header + %u free + %" PRIu64 " in use + %" PRIu64 " retired + %" PRIu64
                           " absent frames are not the %u there are",
-                          arena->header_frames, arena->free_count, walk->reachable, retired, absent, arena->frame_limit);
+                          arena->header_frames, arena->free_count, walk->reachable, retired, absent,
+                          arena->frame_limit);
     }
     return QUIRE_OK;
 }

@@ -203,8 +203,8 @@ size_t quire_pins_collect(quire_arena *arena, uint32_t *epochs, size_t max) {
 static int pin_claim(quire_arena *arena, uint32_t *slot) {
     for (uint32_t i = 0; i < QUIRE_PIN_COUNT; i++) {
         uint32_t none = 0;
-        if (__atomic_compare_exchange_n(&arena->header->pins[i].owner, &none, arena->attachment, false, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_RELAXED)) {
+        if (__atomic_compare_exchange_n(&arena->header->pins[i].owner, &none, arena->attachment, false,
+                                        __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
             uint32_t limit = __atomic_load_n(&arena->header->pin_limit, __ATOMIC_RELAXED);
             while (limit < i + 1 && !__atomic_compare_exchange_n(&arena->header->pin_limit, &limit, i + 1, true,
                                                                  __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
@@ -217,7 +217,8 @@ static int pin_claim(quire_arena *arena, uint32_t *slot) {
                       (size_t)QUIRE_PIN_COUNT);
 }
 
-static void pin_set(quire_arena *arena, uint32_t slot, uint32_t epoch, const quire_table *catalog, uint32_t frame_limit) {
+static void pin_set(quire_arena *arena, uint32_t slot, uint32_t epoch, const quire_table *catalog,
+                    uint32_t frame_limit) {
     quire_pin *pin = &arena->header->pins[slot];
     __atomic_store_n(&pin->catalog_root, catalog->root, __ATOMIC_RELAXED);
     __atomic_store_n(&pin->catalog_depth, catalog->depth, __ATOMIC_RELAXED);
@@ -231,7 +232,8 @@ static void pin_set(quire_arena *arena, uint32_t slot, uint32_t epoch, const qui
 bool quire_pin_catalog(quire_arena *arena, uint32_t epoch, quire_table *catalog) {
     for (uint32_t slot = 0; slot < QUIRE_PIN_COUNT; slot++) {
         const quire_pin *pin = &arena->header->pins[slot];
-        if (__atomic_load_n(&pin->epoch, __ATOMIC_SEQ_CST) != epoch || !__atomic_load_n(&pin->confirmed, __ATOMIC_ACQUIRE)) {
+        if (__atomic_load_n(&pin->epoch, __ATOMIC_SEQ_CST) != epoch ||
+            !__atomic_load_n(&pin->confirmed, __ATOMIC_ACQUIRE)) {
             continue;
         }
         *catalog = (quire_table){.root = __atomic_load_n(&pin->catalog_root, __ATOMIC_ACQUIRE),
@@ -428,7 +430,8 @@ static int snap_restrict(quire_snap *snap, const char *name, const char *const *
     return QUIRE_OK;
 }
 
-int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count, quire_snap **snap) {
+int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count,
+                      quire_snap **snap) {
     QUIRE_TRY(quire_name_valid(name, "snapshot"));
     quire_snap *made;
     QUIRE_TRY(quire_snap_acquire(arena, &made));
@@ -437,7 +440,8 @@ int quire_snap_create(quire_arena *arena, const char *name, const char *const *s
         pthread_mutex_lock(&arena->pins_mutex);
         for (const quire_snap *other = arena->named; other != NULL && rc == QUIRE_OK; other = other->next) {
             if (strcmp(other->name, name) == 0) {
-                rc = quire_fail(QUIRE_E_EXISTS, "there is a snapshot '%s' already: release it or choose another name", name);
+                rc = quire_fail(QUIRE_E_EXISTS, "there is a snapshot '%s' already: release it or choose another name",
+                                name);
             }
         }
         if (rc == QUIRE_OK) {
@@ -480,8 +484,8 @@ int quire_snap_view(quire_snap *snap, const char *name, uint32_t kind, quire_vie
     }
     QUIRE_TRY(rc);
     if (kind != 0 && entry.kind != kind) {
-        return quire_fail(QUIRE_E_MISMATCH, "set '%s' is of kind %u, not %u: open it as what it was made", name, entry.kind,
-                          kind);
+        return quire_fail(QUIRE_E_MISMATCH, "set '%s' is of kind %u, not %u: open it as what it was made", name,
+                          entry.kind, kind);
     }
     quire_view made = snap->pin->catalog;
     memcpy(made.table, entry.table, sizeof made.table);

@@ -5,9 +5,9 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-from quire.pagemgr.errors import InvalidError
 
 from quire._native import ffi, lib
+from quire.pagemgr.errors import InvalidError
 
 
 class Rows:

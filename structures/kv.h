@@ -86,8 +86,8 @@ enum { QUIRE_CURSOR_REVERSE = 1 };
 
 /* Over lo <= key < hi, NULL for an open bound (both NULL, and no flags, for an unordered map). Sees the structure as it is now,
  * whatever is written later. */
-int quire_cursor_open(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const uint8_t *hi, size_t hi_bytes, unsigned flags,
-                      quire_cursor **cursor);
+int quire_cursor_open(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const uint8_t *hi, size_t hi_bytes,
+                      unsigned flags, quire_cursor **cursor);
 void quire_cursor_close(quire_cursor *cursor);
 /* Ordered only: the next record given is the first with key >= key (reverse: the last with key < key), within the bounds. */
 int quire_cursor_seek(quire_cursor *cursor, const uint8_t *key, size_t key_bytes);

@@ -27,11 +27,13 @@ typedef struct {
     uint64_t (*reserve)(const quire_set *set);
     /* The record of key: QUIRE_OK with *record in its page, QUIRE_E_NOTFOUND, QUIRE_E_CORRUPT. live is the set when the view is a live
      * set's own (its private cache may then be used and built), NULL on a snapshot. */
-    int (*find)(const quire_view *view, quire_set *live, const uint8_t *key, size_t key_bytes, const quire_record **record);
+    int (*find)(const quire_view *view, quire_set *live, const uint8_t *key, size_t key_bytes,
+                const quire_record **record);
     /* May be NULL. A hint that these rows (at most QUIRE_PREFETCH_ROWS) are looked up or changed next. */
     void (*prefetch)(const quire_view *view, const quire_rows *keys, int64_t first, int64_t count);
     /* Inserts or replaces (append false), or adds a value (append true). */
-    int (*put)(quire_set *set, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes, bool append);
+    int (*put)(quire_set *set, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes,
+               bool append);
     int (*remove)(quire_set *set, const uint8_t *key, size_t key_bytes);
     /* Moves to the next record (reverse: the previous) and gives it; QUIRE_E_NOTFOUND at the end. First call: position zeroed but
      * for what seek has set. */

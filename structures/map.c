@@ -37,15 +37,15 @@
 #include <sys/random.h>
 #include <time.h>
 
-#define SUPER_MAGIC 0x50414D51u /* "QMAP" */
-#define TABLE_MAGIC 0x4C425451u /* "QTBL" */
-#define HEAP_MAGIC 0x50414851u  /* "QHAP" */
+#define SUPER_MAGIC    0x50414D51u /* "QMAP" */
+#define TABLE_MAGIC    0x4C425451u /* "QTBL" */
+#define HEAP_MAGIC     0x50414851u /* "QHAP" */
 #define LAYOUT_VERSION 1u
-#define HOLE 0x4000u
-#define PLACE_BITS 34u
-#define PLACE_MASK (((uint64_t)1 << PLACE_BITS) - 1)
-#define LINE_WORDS 8u
-#define HEADER_WORDS 2u
+#define HOLE           0x4000u
+#define PLACE_BITS     34u
+#define PLACE_MASK     (((uint64_t)1 << PLACE_BITS) - 1)
+#define LINE_WORDS     8u
+#define HEADER_WORDS   2u
 /* Partly filled pages that a placement looks at before it takes a fresh one. */
 #define POPS_MAX 4u
 
@@ -205,7 +205,8 @@ static inline uint32_t line_first(uint32_t line) {
     return line == 0 ? HEADER_WORDS : line * LINE_WORDS;
 }
 
-static inline const quire_record *record_at(const quire_view *view, uint64_t word, quire_page_id *page, uint32_t *unit) {
+static inline const quire_record *record_at(const quire_view *view, uint64_t word, quire_page_id *page,
+                                            uint32_t *unit) {
     uint64_t place = word & PLACE_MASK;
     *page = (quire_page_id)(place >> (view->page_shift - 3));
     *unit = (uint32_t)place & ((1u << (view->page_shift - 3)) - 1);
@@ -256,8 +257,8 @@ static inline int page_find(const quire_view *view, const uint64_t *words, uint3
     return QUIRE_E_NOTFOUND;
 }
 
-static int bucket_find(const quire_view *view, uint32_t bucket, uint32_t signature, const uint8_t *key, size_t key_bytes,
-                       location *found) {
+static int bucket_find(const quire_view *view, uint32_t bucket, uint32_t signature, const uint8_t *key,
+                       size_t key_bytes, location *found) {
     quire_page_id id = QUIRE_DIRECTORY_PAGE(bucket);
     for (uint32_t tries = 0; tries <= view->table[0].page_limit; tries++) {
         const table_page *table = quire_page_read(view, id);
@@ -442,7 +443,8 @@ static int bucket_remove(quire_set *set, uint32_t bucket, const location *at) {
     if (was_full && ((table_page *)words)->chained != QUIRE_NO_PAGE) {
         return chain_refill(set, at->table);
     }
-    return at->table >> 31 == 0 && page_count_words(&set->view, words) == 0 ? chain_trim(set, bucket, at->table) : QUIRE_OK;
+    return at->table >> 31 == 0 && page_count_words(&set->view, words) == 0 ? chain_trim(set, bucket, at->table)
+                                                                            : QUIRE_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------ growing, shrinking */
@@ -602,8 +604,8 @@ static uint32_t page_units(const quire_view *view) {
 
 static heap_page *heap_write(quire_set *set, quire_page_id id) {
     heap_page *page = quire_page_write(set, id);
-    if (page == NULL || page->magic != HEAP_MAGIC || page->bump > page_units(&set->view) || page->bump < HEAP_FIRST_UNIT ||
-        page->free_units > page->bump) {
+    if (page == NULL || page->magic != HEAP_MAGIC || page->bump > page_units(&set->view) ||
+        page->bump < HEAP_FIRST_UNIT || page->free_units > page->bump) {
         (void)damaged("a record page is damaged", id);
         return NULL;
     }
@@ -637,7 +639,8 @@ static int list_remove(quire_set *set, heap_page *page) {
 
 static int list_add(quire_set *set, quire_page_id id, heap_page *page) {
     map_super *super = quire_page_write(set, 0);
-    heap_page *head = super == NULL || super->partial_head == QUIRE_NO_PAGE ? NULL : heap_write(set, super->partial_head);
+    heap_page *head =
+        super == NULL || super->partial_head == QUIRE_NO_PAGE ? NULL : heap_write(set, super->partial_head);
     if (super == NULL || (super->partial_head != QUIRE_NO_PAGE && head == NULL)) {
         return damaged("the list of partly filled pages is broken", id);
     }
@@ -666,7 +669,8 @@ static uint32_t heap_take(const quire_view *view, heap_page *page, uint32_t unit
             uint32_t left = hole->value_word - units;
             uint16_t next = (uint16_t)hole->stamp;
             if (left > 0) {
-                *unit_at(page, unit + units) = (quire_record){.key_word = HOLE, .value_word = (uint16_t)left, .stamp = next};
+                *unit_at(page, unit + units) =
+                    (quire_record){.key_word = HOLE, .value_word = (uint16_t)left, .stamp = next};
                 next = (uint16_t)(unit + units);
             }
             *link = next;
@@ -835,11 +839,12 @@ static int heap_place(quire_set *set, uint32_t units, uint32_t pops, quire_page_
     QUIRE_TRY(quire_page_alloc(set, 0, id, &fresh));
     if (*id >= (quire_page_id)(PLACE_MASK >> (set->view.page_shift - 3))) {
         (void)quire_page_free(set, *id);
-        return quire_fail(QUIRE_E_FULL, "an unordered map holds at most 128 GiB of records: spread the keys over more maps");
+        return quire_fail(QUIRE_E_FULL,
+                          "an unordered map holds at most 128 GiB of records: spread the keys over more maps");
     }
     *page = fresh;
-    **page = (heap_page){
-        .previous = QUIRE_NO_PAGE, .magic = HEAP_MAGIC, .next = QUIRE_NO_PAGE, .bump = HEAP_FIRST_UNIT};
+    **page =
+        (heap_page){.previous = QUIRE_NO_PAGE, .magic = HEAP_MAGIC, .next = QUIRE_NO_PAGE, .bump = HEAP_FIRST_UNIT};
     super->fill_page = *id;
     super->heap_count++;
     *unit = heap_take(&set->view, *page, units);
@@ -932,7 +937,8 @@ static int map_create(quire_set *set) {
 }
 
 /* Writes the composed record over the old one, or elsewhere if it does not fit there. */
-static int record_replace(quire_set *set, const location *at, const uint8_t *image, uint32_t new_bytes, uint32_t old_bytes) {
+static int record_replace(quire_set *set, const location *at, const uint8_t *image, uint32_t new_bytes,
+                          uint32_t old_bytes) {
     heap_page *page = heap_write(set, at->page);
     if (page == NULL) {
         return QUIRE_E_CORRUPT;

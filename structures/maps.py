@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+
+from quire._native import ffi, lib
 from quire.pagemgr.callbacks import collect
 from quire.pagemgr.errors import InvalidError, NotFoundError, QuireError, check, fail
 from quire.pagemgr.lifetime import Face, Handle, Scope
 from quire.structures.arrow import Column, Rows, aligned, as_array, chunks
 from quire.structures.schema import Schema
-
-from quire._native import ffi, lib
 
 # A scan reads blocks that grow: looking at the first record stays cheap, a long scan crosses into C seldom.
 BLOCK_ROWS_FIRST = 16

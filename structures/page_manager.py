@@ -4,6 +4,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+from quire._native import ffi, lib
 from quire.pagemgr.errors import InvalidError, MismatchError, NotFoundError, check
 from quire.pagemgr.page_manager import (
     RESERVED_PREFIX,
@@ -17,8 +18,6 @@ from quire.structures.maps import Map, OrderedMap
 from quire.structures.raw import Raw
 from quire.structures.schema import Schema
 from quire.structures.sequences import Deque, List, Records
-
-from quire._native import ffi, lib
 
 KINDS = {
     lib.QUIRE_KIND_MAP: "map",

@@ -2,12 +2,11 @@
 
 from typing import Any
 
+from quire._native import ffi, lib
 from quire.pagemgr.callbacks import VISIT_PAGE, collect
 from quire.pagemgr.errors import InvalidError, NotFoundError, check
 from quire.pagemgr.lifetime import Face
 from quire.pagemgr.page_manager import Arena, page_number
-
-from quire._native import ffi, lib
 
 
 class Raw(Face):

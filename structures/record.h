@@ -48,9 +48,9 @@ typedef struct {
 } quire_stream_ref;
 
 #define QUIRE_RECORD_HEADER_BYTES 8u
-#define QUIRE_KEY_PREFIX_BYTES 32u
-#define QUIRE_WORD_BYTES_MASK 0x3FFFu
-#define QUIRE_KEY_IN_STREAM 0x8000u
+#define QUIRE_KEY_PREFIX_BYTES    32u
+#define QUIRE_WORD_BYTES_MASK     0x3FFFu
+#define QUIRE_KEY_IN_STREAM       0x8000u
 
 /* Bytes that a caller reads from: in a page, or in memory of the buffer's own. Zero-initialise; free at the end. */
 typedef struct {
@@ -58,7 +58,8 @@ typedef struct {
     size_t count;
     uint8_t *own;
     size_t own_capacity;
-    bool copy; /* set by the caller: calls on live structures leave the bytes in own, safe from writes of other threads */
+    bool
+        copy; /* set by the caller: calls on live structures leave the bytes in own, safe from writes of other threads */
 } quire_buffer;
 void quire_buffer_free(quire_buffer *buffer);
 /* If copy is set, moves bytes that lie in a page to own. */
@@ -104,9 +105,11 @@ int quire_record_key(const quire_view *view, const quire_record *record, quire_b
 /* The single value, or the first of several. */
 int quire_record_value(const quire_view *view, const quire_record *record, quire_buffer *value);
 /* All values back to back, each behind its u32 length: the form of QUIRE_VALUE_MANY, also for a single value. */
-int quire_record_values(const quire_view *view, const quire_record *record, quire_buffer *values, uint64_t *value_count);
+int quire_record_values(const quire_view *view, const quire_record *record, quire_buffer *values,
+                        uint64_t *value_count);
 /* memcmp order of the record's key against key; *order < 0 if the record's is smaller. */
-int quire_record_compare(const quire_view *view, const quire_record *record, const uint8_t *key, size_t key_bytes, int *order);
+int quire_record_compare(const quire_view *view, const quire_record *record, const uint8_t *key, size_t key_bytes,
+                         int *order);
 int quire_record_compare_slow(const quire_view *view, const quire_record *record, const uint8_t *key, size_t key_bytes,
                               int *order);
 static inline bool quire_record_key_equals(const quire_view *view, const quire_record *record, const uint8_t *key,
@@ -125,15 +128,15 @@ uint64_t quire_record_reserve(const quire_set *set, size_t key_bytes, size_t val
 /* Composes the record for key = value into image (quire_record_inline_max bytes), stamped with the writing epoch. old is the record it
  * replaces, or NULL: its value stream is released and its key stream taken over, so the caller must then store the image
  * in old's place. *record_bytes is the padded size. Needs quire_record_reserve() pages in reserve. */
-int quire_record_compose(quire_set *set, const quire_record *old, const uint8_t *key, size_t key_bytes, const uint8_t *value,
-                         size_t value_bytes, uint8_t *image, uint32_t *record_bytes);
+int quire_record_compose(quire_set *set, const quire_record *old, const uint8_t *key, size_t key_bytes,
+                         const uint8_t *value, size_t value_bytes, uint8_t *image, uint32_t *record_bytes);
 /* The same for old with one more value behind its values (old == NULL: a record of one value, form MANY). */
 int quire_record_compose_append(quire_set *set, const quire_record *old, const uint8_t *key, size_t key_bytes,
                                 const uint8_t *value, size_t value_bytes, uint8_t *image, uint32_t *record_bytes);
 /* Releases the record's streams, before the record itself is taken from its page. */
 int quire_record_drop(quire_set *set, const quire_record *record);
 /* Checks one record for sense and calls visit for each stream page, so that a checker can account for it. */
-int quire_record_check(const quire_view *view, const quire_record *record, int (*visit)(void *context, quire_page_id id),
-                       void *context);
+int quire_record_check(const quire_view *view, const quire_record *record,
+                       int (*visit)(void *context, quire_page_id id), void *context);
 
 #endif

@@ -32,8 +32,8 @@ int quire_sequence_extend(quire_sequence *sequence, const quire_rows *rows, int6
 /* From index on (reverse: from index down), over the sequence as it is now. */
 int quire_sequence_cursor_open(quire_sequence *sequence, uint64_t index, bool reverse, quire_sequence_cursor **cursor);
 int quire_sequence_cursor_next(quire_sequence_cursor *cursor, quire_buffer *value); /* QUIRE_E_NOTFOUND at the end */
-int quire_sequence_cursor_next_many(quire_sequence_cursor *cursor, int64_t row_count, size_t bytes_max, quire_column *values,
-                                    int64_t *rows);
+int quire_sequence_cursor_next_many(quire_sequence_cursor *cursor, int64_t row_count, size_t bytes_max,
+                                    quire_column *values, int64_t *rows);
 void quire_sequence_cursor_close(quire_sequence_cursor *cursor);
 int quire_sequence_check(quire_sequence *sequence);
 

@@ -4,12 +4,12 @@ from collections.abc import Generator, Iterable, Iterator, MutableSequence
 from typing import Any, overload
 
 import pyarrow as pa
+
+from quire._native import ffi, lib
 from quire.pagemgr.errors import InvalidError, PositionError, QuireError, check
 from quire.pagemgr.lifetime import Face, Handle, Scope
 from quire.structures.arrow import Column, Rows, as_array, chunks
 from quire.structures.maps import BATCH_BYTES_MAX, BLOCK_BYTES_MAX, Buffers, as_bytes, batch_rows, block_sizes
-
-from quire._native import ffi, lib
 
 # Far beyond any sequence, and still a number that C can take.
 POSITION_MAX = 1 << 62

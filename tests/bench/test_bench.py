@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 import pytest
-from quire.bench import core, data, machine, peers, report, runner
 
 from quire import bench
+from quire.bench import core, data, machine, peers, report, runner
 
 # Other stores and processes of their own: nothing here is about memory errors of the core.
 pytestmark = pytest.mark.slow

@@ -8,20 +8,20 @@
 #include "../../pagemgr/internal.h"
 #include "../../structures/kv.h"
 
-#define MUST(call)                                                                                \
-    do {                                                                                          \
-        int must_rc_ = (call);                                                                    \
-        if (must_rc_ != QUIRE_OK) {                                                               \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, quire_error_message()); \
-            exit(1);                                                                              \
-        }                                                                                         \
+#define MUST(call)                                                                                                     \
+    do {                                                                                                               \
+        int must_rc_ = (call);                                                                                         \
+        if (must_rc_ != QUIRE_OK) {                                                                                    \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, quire_error_message());                      \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
     } while (0)
-#define EXPECT(condition)                                                                                       \
-    do {                                                                                                        \
-        if (!(condition)) {                                                                                     \
-            fprintf(stderr, "%s:%d: not true: %s (%s)\n", __FILE__, __LINE__, #condition, quire_error_message()); \
-            exit(1);                                                                                            \
-        }                                                                                                       \
+#define EXPECT(condition)                                                                                              \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: not true: %s (%s)\n", __FILE__, __LINE__, #condition, quire_error_message());      \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
     } while (0)
 
 static char path[] = "/tmp/quire-regressions-XXXXXX";

@@ -14,17 +14,17 @@
 #include "../../structures/kv.h"
 #include "../../structures/sequence.h"
 
-#define ACCOUNTS 700
+#define ACCOUNTS    700
 #define START_MONEY 1000
-#define READERS 3
+#define READERS     3
 
-#define MUST(call)                                                                                 \
-    do {                                                                                           \
-        int must_rc_ = (call);                                                                     \
-        if (must_rc_ != QUIRE_OK) {                                                                \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, quire_error_message());   \
-            exit(1);                                                                               \
-        }                                                                                          \
+#define MUST(call)                                                                                                     \
+    do {                                                                                                               \
+        int must_rc_ = (call);                                                                                         \
+        if (must_rc_ != QUIRE_OK) {                                                                                    \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, quire_error_message());                      \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
     } while (0)
 
 static int stop;

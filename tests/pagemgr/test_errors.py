@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from quire.pagemgr import errors
 
 import quire
 from quire._native import ffi, lib
+from quire.pagemgr import errors
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Reads real files by docs/format.md alone, with nothing of Quire's own code, so that the page and the code cannot part ways."""
+"""Reads real files by docs/format.md alone, with none of Quire's own code: page and code cannot part ways."""
 
 import re
 import struct

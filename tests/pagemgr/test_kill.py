@@ -1,9 +1,9 @@
 """Kills at random instants: whatever the writer was doing, its last commit is whole and nothing is lost or leaked.
 
-The writer applies batches, each a function of its number alone, and commits after each; the first thing a batch writes is its number. So
-after a kill the arena itself says how many batches it claims to hold, and a model that applied as many must equal it in every structure.
-Times to live are drawn so that writers die while opening, growing, writing and committing; `SIGALRM` kills as `SIGKILL` does (no handler
-runs), to the microsecond.
+The writer applies batches, each a function of its number alone, and commits after each; the first thing a batch
+writes is its number. So after a kill the arena itself says how many batches it claims to hold, and a model that applied
+as many must equal it in every structure. Times to live are drawn so that writers die while opening, growing, writing
+and committing; `SIGALRM` kills as `SIGKILL` does (no handler runs), to the microsecond.
 """
 
 import collections
@@ -32,7 +32,7 @@ class Model:
 
 
 def apply(batch, users, times, queue):
-    """One batch on anything that behaves like a dict, a dict and a deque: grows for a while, then shrinks, and so on."""
+    """One batch on anything like a dict, a dict and a deque: grows for a while, then shrinks, and so on."""
     rng = random.Random(batch)
     users[b"batch"] = times[b"batch"] = str(batch).encode()
     growing = batch // 40 % 2 == 0
@@ -94,7 +94,9 @@ def test_random_kills(tmp_path, page_size):
         if child == 0:
             write_until_killed(path, page_size, seconds, count_opening=kill % 4 == 0)
         _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM, f"kill {kill}: the writer ended by itself"
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM, (
+            f"kill {kill}: the writer ended by itself"
+        )
         check(path, model)
         died_at.add(model.batches)
     assert model.batches > KILLS // 4 and len(died_at) > KILLS // 8, "the writers hardly wrote: the test shows nothing"

@@ -114,7 +114,7 @@ def memory_group(limit_bytes):
 
 @pytest.mark.slow
 def test_a_state_larger_than_memory(path):
-    """A file arena of half a gigabyte in a process that may have 192 MB: the system writes pages out and reads them back."""
+    """A file arena of half a gigabyte in a process that may have 192 MB: the system pages it out and in."""
     group = memory_group(192 << 20)
     if group is None:
         pytest.skip("needs the right to make a memory control group")
