@@ -28,7 +28,7 @@ FORMAT = 1
 CASE_SECONDS_MAX = 3600
 START_SECONDS = 0.6  # of one process, imports included
 # Roughly what one record costs in one case, for the estimate of a run's length.
-MICROSECONDS = {"quire": 3.0, "lmdb": 9.0, "rocksdb": 22.0, "sqlite": 18.0, "dict": 4.0, "sorteddict": 9.0}
+MICROSECONDS = {"quire": 2.0, "lmdb": 5.0, "rocksdb": 10.0, "sqlite": 11.0, "dict": 3.0, "sorteddict": 7.0}
 FILES_PER_RECORD_BYTES = 6 * RECORD_BYTES
 
 
@@ -111,26 +111,42 @@ class CaseFailed(Exception):
     """A case gave no numbers; the message says why."""
 
 
-def run_isolated(case: Case) -> list[Measurement]:
-    """Runs a case in a process of its own, which ends before this returns."""
+class Interrupt:
+    """Ctrl-C (and a request to end) while it is installed: noted, and acted upon only where nothing is left behind."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __enter__(self) -> "Interrupt":
+        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.came = True
+
+
+def run_isolated(case: Case, interrupt: Interrupt) -> list[Measurement]:
+    """Runs a case in a process of its own, which has ended when this returns or raises."""
     command = [sys.executable, "-c", "from quire.bench.runner import child; child()"]
-    wanted = json.dumps({**asdict(case), "folder": str(case.folder)})
-    errors = case.folder / "errors.txt"
-    # A session of its own keeps Ctrl-C away from it; this process ends it then.
-    with (
-        errors.open("w") as stream,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stderr=stream, cwd=case.folder, text=True, start_new_session=True
-        ) as process,
-    ):
-        try:
-            process.communicate(wanted, timeout=CASE_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
+    wanted, errors = case.folder / "case.json", case.folder / "errors.txt"
+    wanted.write_text(json.dumps({**asdict(case), "folder": str(case.folder)}))
+    deadline = time.monotonic() + CASE_SECONDS_MAX
+    with wanted.open() as stdin, errors.open("w") as stderr:
+        # In a session of its own Ctrl-C does not reach it.
+        process = subprocess.Popen(command, stdin=stdin, stderr=stderr, cwd=case.folder, start_new_session=True)
+    while process.poll() is None:
+        if interrupt.came or time.monotonic() > deadline:
             process.kill()
-            raise CaseFailed(f"not done after {CASE_SECONDS_MAX} s") from None
-        except BaseException:
-            process.kill()
-            raise
+            process.wait()
+            if interrupt.came:
+                raise KeyboardInterrupt
+            raise CaseFailed(f"not done after {CASE_SECONDS_MAX} s")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.2)
     try:
         outcome = json.loads((case.folder / "outcome.json").read_text())
     except OSError:
@@ -263,13 +279,16 @@ def run(benchmarks: Sequence[Benchmark], settings: Settings, file: Path | None, 
     failed: set[tuple[str, str, str, int]] = set()
     state = "interrupted"
     try:
-        for repetition, case in cases:
-            place = (case.benchmark, case.variant, case.peer, case.size)
-            progress.show(case, repetition)
-            if place not in failed and not run_one(results, case, repetition, folder, isolate):
-                failed.add(place)
-            progress.step(estimate(case))
-            results.save(file, "running")
+        with Interrupt() as interrupt:
+            for repetition, case in cases:
+                place = (case.benchmark, case.variant, case.peer, case.size)
+                progress.show(case, repetition)
+                if place not in failed and not run_one(results, case, repetition, folder, interrupt, isolate):
+                    failed.add(place)
+                progress.step(estimate(case))
+                results.save(file, "running")
+                if interrupt.came:
+                    raise KeyboardInterrupt
         state = "complete"
     except KeyboardInterrupt:
         pass
@@ -279,13 +298,13 @@ def run(benchmarks: Sequence[Benchmark], settings: Settings, file: Path | None, 
     return results.document
 
 
-def run_one(results: Run, case: Case, repetition: int, folder: Path, isolate: bool) -> bool:
+def run_one(results: Run, case: Case, repetition: int, folder: Path, interrupt: Interrupt, isolate: bool) -> bool:
     """Runs a case and notes its numbers or why there are none."""
     started = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix="quire-bench-", dir=folder))
     case = replace(case, folder=work)
     try:
-        measurements = run_isolated(case) if isolate else run_case(case)
+        measurements = run_isolated(case, interrupt) if isolate else run_case(case)
     except Exception as error:
         known = isinstance(error, (CaseFailed, MissingPeer))
         results.fail(case, repetition, str(error) if known else f"{type(error).__name__}: {error}")

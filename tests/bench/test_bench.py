@@ -29,6 +29,10 @@ def really_failed(document):
     return [each for each in document["failures"] if "is not installed" not in each["reason"]]
 
 
+def leftovers():
+    return set(machine.storage(0)[0].glob("quire-bench-*"))
+
+
 def save(document, file):
     file.write_text(json.dumps(document))
     return str(file)
@@ -100,11 +104,12 @@ def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     case = core.Case("core.map-each", "map", "dict", SIZE, SIZE, 1, tmp_path)
     with pytest.raises(runner.CaseFailed, match="exit code 1"):
-        runner.run_isolated(case)
+        runner.run_isolated(case, runner.Interrupt())
 
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     file = tmp_path / "run.json"
+    before = leftovers()
     command = [sys.executable, "-m", "quire", "bench", "run", "core.map-each", "--repeat", "50", "--json", str(file)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     deadline = time.monotonic() + 120
@@ -117,6 +122,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     assert saved["state"] == "interrupted"
     assert saved["results"]
     assert "interrupted" in told
+    assert leftovers() <= before
 
 
 def test_command_line_reports_and_compares(document, tmp_path, capsys):
