@@ -59,7 +59,8 @@ lint: $(STAMPS)/tools
 	@echo "Lint: all clean"
 
 bench: $(STAMPS)/tools
-	@$(BIN)/quire bench
+	@mkdir -p build && $(BIN)/quire bench run --quick --json build/bench.json && $(BIN)/quire bench report build/bench.json --html build/bench.html --markdown build/bench.md
+	@echo "Report: build/bench.html, build/bench.md; numbers: build/bench.json"
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info src/*.egg-info src/quire/*.so .pytest_cache .hypothesis .mypy_cache .ruff_cache
