@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run benchmarks, save the numbers and print tables")
     run.add_argument("names", nargs="*", metavar="NAME", help="benchmarks or families; default: all")
     mode = run.add_mutually_exclusive_group()
-    mode.add_argument("--quick", action="store_true", help="up to 1M records, under 10 minutes (default)")
+    mode.add_argument("--quick", action="store_true", help="up to 1M records, about 10 to 15 minutes (default)")
     mode.add_argument("--full", action="store_true", help="up to 10M records and 4 GB; says how long it takes")
     run.add_argument("--json", type=Path, metavar="FILE", help="where to save the numbers; default: a new file here")
     run.add_argument("--repeat", type=int, metavar="N", help="repetitions of each case (default 3)")
@@ -39,8 +39,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and gives the exit code; without arguments it is a quick run of everything."""
-    arguments = list(sys.argv[1:] if argv is None else argv) or ["run"]
+    """Runs one command and gives the exit code; without arguments it says what there is."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        parser().print_help(sys.stderr)
+        return 2
     options = parser().parse_args(arguments)
     if options.command == "list":
         for benchmark in BENCHMARKS:

@@ -702,6 +702,9 @@ static int header_check(quire_arena *arena, uint64_t file_bytes, uint32_t page_b
         return quire_fail(QUIRE_E_CORRUPT, "%s: page size %u in its header is impossible", arena->path,
                           start.page_bytes);
     }
+    if (quire_file_is_image(arena->file, file_bytes)) {
+        return quire_fail(QUIRE_E_MISMATCH, "%s is a saved image, not an arena: load it into an arena", arena->path);
+    }
     if (page_bytes != 0 && page_bytes != start.page_bytes) {
         return quire_fail(QUIRE_E_MISMATCH,
                           "%s has pages of %u bytes, not %u: open it without a page size, or with its own", arena->path,
@@ -919,11 +922,33 @@ int quire_arena_close(quire_arena *arena) {
     return QUIRE_OK;
 }
 
+int quire_arena_close_all(quire_arena **arena) {
+    quire_arena *closing = *arena;
+    if (closing == NULL) {
+        return QUIRE_OK;
+    }
+    *arena = NULL;
+    while (closing->fork_generation == quire_fork_generation && closing->all != NULL) {
+        quire_snap_release(closing->all);
+    }
+    return quire_arena_close(closing);
+}
+
+/* Its address tells threads apart. */
+static _Thread_local char this_thread;
+
 int quire_arena_enter(quire_arena *arena) {
     if (QUIRE_UNLIKELY(arena->fork_generation != quire_fork_generation)) {
         return quire_fail(QUIRE_E_CLOSED, "this arena was opened before a fork: open it again in the child");
     }
-    for (unsigned tries = 0; __atomic_exchange_n(&arena->busy, 1, __ATOMIC_ACQUIRE) != 0; tries++) {
+    uintptr_t self = (uintptr_t)&this_thread, none = 0;
+    if (__atomic_load_n(&arena->busy, __ATOMIC_RELAXED) == self) {
+        arena->busy_depth++;
+        return QUIRE_OK;
+    }
+    for (unsigned tries = 0;
+         !__atomic_compare_exchange_n(&arena->busy, &none, self, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+         none = 0, tries++) {
         if (tries < 64) {
             sched_yield();
         } else {
@@ -934,6 +959,10 @@ int quire_arena_enter(quire_arena *arena) {
 }
 
 void quire_arena_leave(quire_arena *arena) {
+    if (arena->busy_depth > 0) {
+        arena->busy_depth--;
+        return;
+    }
     __atomic_store_n(&arena->busy, 0, __ATOMIC_RELEASE);
 }
 
@@ -968,7 +997,7 @@ int quire_folder_sync(const char *path) {
     return rc;
 }
 
-int quire_arena_sync(quire_arena *arena) {
+static int arena_sync(quire_arena *arena) {
     if (arena->read_only) {
         return quire_fail(QUIRE_E_READONLY, "%s is open read-only", arena->path);
     }
@@ -984,4 +1013,9 @@ int quire_arena_sync(quire_arena *arena) {
     }
     return quire_fail(errno == ENOSPC ? QUIRE_E_NOSPACE : QUIRE_E_IO, "cannot sync %s: %s", arena->path,
                       strerror(errno));
+}
+
+int quire_arena_sync(quire_arena *arena) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, arena_sync(arena));
 }

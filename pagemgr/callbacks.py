@@ -4,9 +4,10 @@ A Python exception must not cross C frames, so it is kept in the collector and r
 """
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
-from quire._native import ffi, lib
+from quire._native import ffi
 from quire.pagemgr.errors import check
 
 STOP = 1
@@ -29,6 +30,11 @@ class Collector:
         return 0
 
 
+def keep_error(kind: type[BaseException], error: BaseException, trace: TracebackType) -> None:
+    """For def_extern: keeps what was raised outside of add(), as a signal handler may, for collect() to raise."""
+    ffi.from_handle(trace.tb_frame.f_locals["context"]).error = error
+
+
 def collect(call: Callable[[Any], int]) -> list[Any]:
     """Runs a call of the core with a collector as its context and gives what the callbacks collected."""
     collector = Collector()
@@ -36,21 +42,7 @@ def collect(call: Callable[[Any], int]) -> list[Any]:
     code = call(context)
     if collector.error is not None:
         raise collector.error
+    if code == STOP:  # a handler of a signal raised before the collector could keep it; cffi has printed what
+        raise KeyboardInterrupt
     check(code)
     return collector.items
-
-
-@ffi.def_extern(name="quire_python_visit_set", error=STOP)  # type: ignore[untyped-decorator]
-def visit_set(context: Any, name: Any, kind: int) -> int:
-    """Collects (name, kind)."""
-    return ffi.from_handle(context).add(lambda: (ffi.string(name).decode(), kind))  # type: ignore[no-any-return]
-
-
-@ffi.def_extern(name="quire_python_visit_page", error=STOP)  # type: ignore[untyped-decorator]
-def visit_page(context: Any, page: int, in_use: bool) -> int:
-    """Collects (page id, in use)."""
-    return ffi.from_handle(context).add(lambda: (page, bool(in_use)))  # type: ignore[no-any-return]
-
-
-VISIT_SET = lib.quire_python_visit_set
-VISIT_PAGE = lib.quire_python_visit_page

@@ -1,7 +1,7 @@
 /* image.c -- a snapshot written out as a file of its own, and read back.
  *
  * Purpose     An image is a compact arena: the same header and pages, only what the snapshot sees, frames in the order of page ids. So
- *             there is one format for pages at rest, and an image may also be opened as an arena.
+ *             there is one format for pages at rest.
  *
  * Layout      offset                size
  *             0                     body_bytes  an arena (internal.h): header, then for each set its pages and table nodes, children before
@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #define BLOCK_BYTES 65536u
+#define IMAGE_MAGIC "QUIREIMG"
 
 typedef struct {
     char magic[8];
@@ -43,6 +44,23 @@ _Static_assert(sizeof(image_footer) == 32, "image footer");
 
 static uint32_t footer_crc(const image_footer *footer) {
     return quire_crc32c(0, footer, offsetof(image_footer, crc));
+}
+
+static uint64_t block_count(uint64_t body_bytes) {
+    return body_bytes / BLOCK_BYTES + (body_bytes % BLOCK_BYTES != 0);
+}
+
+static bool footer_sound(const image_footer *footer, uint64_t file_bytes) {
+    return footer->crc == footer_crc(footer) && footer->block_bytes == BLOCK_BYTES && footer->body_bytes < file_bytes &&
+           footer->body_bytes >= QUIRE_HEADER_BYTES &&
+           footer->body_bytes + block_count(footer->body_bytes) * 4 + sizeof *footer == file_bytes;
+}
+
+bool quire_file_is_image(int file, uint64_t file_bytes) {
+    image_footer footer;
+    return file_bytes > sizeof footer &&
+           pread(file, &footer, sizeof footer, (off_t)(file_bytes - sizeof footer)) == (ssize_t)sizeof footer &&
+           memcmp(footer.magic, IMAGE_MAGIC, 8) == 0 && footer_sound(&footer, file_bytes);
 }
 
 /* ------------------------------------------------------------------------------------------------ writing */
@@ -202,7 +220,7 @@ static int trailer_write(image_writer *writer) {
     uint64_t body_bytes = (uint64_t)writer->next_frame * writer->page_bytes;
     QUIRE_TRY(block_flush(writer));
     size_t checksum_bytes = writer->checksum_count * sizeof *writer->checksums;
-    image_footer footer = {.magic = "QUIREIMG",
+    image_footer footer = {.magic = IMAGE_MAGIC,
                            .version = QUIRE_FORMAT_VERSION,
                            .block_bytes = BLOCK_BYTES,
                            .body_bytes = body_bytes,
@@ -315,7 +333,7 @@ static int image_verify(image *from, uint32_t page_bytes) {
                           from->path, from->count);
     }
     memcpy(&footer, from->bytes + from->count - sizeof footer, sizeof footer);
-    if (memcmp(footer.magic, "QUIREIMG", 8) != 0) {
+    if (memcmp(footer.magic, IMAGE_MAGIC, 8) != 0) {
         return quire_fail(QUIRE_E_CORRUPT, "%s does not end as an image does: it is truncated or no image", from->path);
     }
     if (footer.version != QUIRE_FORMAT_VERSION) {
@@ -323,9 +341,8 @@ static int image_verify(image *from, uint32_t page_bytes) {
                           "%s has format version %u, this build reads version %u: load it with a newer Quire",
                           from->path, footer.version, QUIRE_FORMAT_VERSION);
     }
-    uint64_t blocks = footer.body_bytes / BLOCK_BYTES + (footer.body_bytes % BLOCK_BYTES != 0);
-    if (footer.crc != footer_crc(&footer) || footer.block_bytes != BLOCK_BYTES || footer.body_bytes > from->count ||
-        footer.body_bytes < QUIRE_HEADER_BYTES || footer.body_bytes + blocks * 4 + sizeof footer != from->count) {
+    uint64_t blocks = block_count(footer.body_bytes);
+    if (!footer_sound(&footer, from->count)) {
         return quire_fail(QUIRE_E_CORRUPT, "%s: the footer is damaged", from->path);
     }
     const uint8_t *checksums = from->bytes + footer.body_bytes;
@@ -466,7 +483,7 @@ static int image_load(quire_arena *arena, const image *from) {
     return quire_catalog_each(&from->view, load_set, &state);
 }
 
-int quire_arena_load_file(quire_arena *arena, const char *path) {
+static int load_file(quire_arena *arena, const char *path) {
     if (arena->read_only) {
         return quire_fail(QUIRE_E_READONLY, "%s is open read-only", arena->path);
     }
@@ -477,4 +494,9 @@ int quire_arena_load_file(quire_arena *arena, const char *path) {
     }
     image_close(&from);
     return rc;
+}
+
+int quire_arena_load_file(quire_arena *arena, const char *path) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, load_file(arena, path));
 }

@@ -129,7 +129,8 @@ struct quire_snap {
     char *name;
     char **sets; /* NULL: all of them */
     size_t set_count;
-    struct quire_snap *next; /* named snapshots only */
+    struct quire_snap *next;               /* named snapshots only */
+    struct quire_snap *all_next, **all_at; /* every open snapshot of the arena; *all_at is this one */
 };
 
 struct quire_budget {
@@ -164,7 +165,8 @@ struct quire_arena {
     uint64_t limit_bytes;
     quire_budget *budget;
     uint32_t fork_generation;
-    uint32_t busy;                 /* entered by some thread */
+    uintptr_t busy;                /* the thread that has entered it (arena.c), 0: none */
+    uint32_t busy_depth;           /* how often; the thread's own */
     bool failed;                   /* going back to the last commit failed: nothing may be written until it succeeds */
     struct quire_arena *open_next; /* arena.c: file arenas of this process */
 
@@ -203,10 +205,17 @@ struct quire_arena {
     pthread_mutex_t pins_mutex;
     quire_local_pin *pins;
     quire_snap *named;
+    quire_snap *all;
     uint64_t snap_count;
 };
 
 extern uint32_t quire_fork_generation;
+
+/* Leaves and passes on what was done meanwhile: return quire_arena_left(arena, work(arena)). */
+static inline int quire_arena_left(quire_arena *arena, int rc) {
+    quire_arena_leave(arena);
+    return rc;
+}
 
 /* arena.c */
 int quire_arena_grow(quire_arena *arena, uint64_t frame_count);
@@ -255,6 +264,9 @@ size_t quire_pins_collect(quire_arena *arena, uint32_t *epochs, size_t max);
 bool quire_pin_catalog(quire_arena *arena, uint32_t epoch, quire_table *catalog);
 void quire_held_clear(quire_arena *arena);
 void quire_attachment_forget(quire_arena *arena, uint32_t attachment); /* frees its pins */
+
+/* image.c */
+bool quire_file_is_image(int file, uint64_t file_bytes);
 
 /* crc32c.c */
 uint32_t quire_crc32c(uint32_t crc, const void *bytes, size_t count);

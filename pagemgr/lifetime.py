@@ -10,18 +10,37 @@ Four small classes make that safe:
 * ``Scope`` says where a handle was opened, and so what guards the calls on it.
 * ``Face`` is the base of everything users hold. Faces point at handles, handles never at faces, so that the order in
   which the garbage collector or the end of the program takes them does not matter.
+
+A signal handler may raise between any two bytecodes (Ctrl-C does). One call of the core cannot be interrupted so, nor
+can ``with`` on a lock of Python's; everything else is written such that what an interrupt leaves undone is found and
+done by whoever closes next.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import get_ident
+from types import FrameType
 from typing import Any, NoReturn
 
 from quire.pagemgr.errors import BusyError, ClosedError
 
 POLL_SECONDS = 0.0005
+PACKAGE = __name__.partition(".")[0]
+
+
+def in_package(frame: FrameType) -> bool:
+    """True for a frame of Quire's own code."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == PACKAGE
+
+
+def calls_package(frame: FrameType | None) -> bool:
+    """True if the frame, or one that waits for it, is of Quire's own code."""
+    while frame is not None and not in_package(frame):
+        frame = frame.f_back
+    return frame is not None
 
 
 class Gate:
@@ -29,6 +48,8 @@ class Gate:
 
     It leans on list.append and list.remove being atomic: a call first puts itself on the list and then looks whether
     the gate is closed; close() first closes and then looks at the list. So one of the two always sees the other.
+
+    An interrupt may leave a thread on the list that is not inside. It counts only while its stack shows a call of ours.
     """
 
     __slots__ = ("_inside", "reason")
@@ -49,16 +70,28 @@ class Gate:
 
     def refuse_own_thread(self) -> None:
         """Raises if the calling thread is itself inside: it would wait for itself (a signal handler can get there)."""
-        if get_ident() in self._inside:
+        if get_ident() not in self._inside:
+            return
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and in_package(frame):  # those that led here; below a handler's lie the interrupted
+            frame = frame.f_back
+        if calls_package(frame):
             raise BusyError(
                 "close() was called from inside a running call of the same thread; call it after that returns"
             )
 
     def close(self, reason: str) -> None:
-        """Lets nobody in any more and waits until nobody is inside."""
+        """Lets nobody in any more and waits until nobody else is inside."""
         self.reason = reason
-        while self._inside:
+        while self._others():
             time.sleep(POLL_SECONDS)
+
+    def _others(self) -> bool:
+        others = set(self._inside) - {get_ident()}
+        if not others:
+            return False
+        stacks = sys._current_frames()
+        return any(calls_package(stacks.get(thread)) for thread in others)
 
     def abandon(self, reason: str) -> None:
         """After a fork: the threads that were inside do not exist here."""
@@ -66,10 +99,24 @@ class Gate:
         self._inside = []
 
 
-class Handle:
-    """One open object of the core: ``pointer`` is None once it is closed."""
+def in_cell(release: Callable[[Any], object]) -> Callable[[Any], None]:
+    """Releases what the core has written into a cell, if it came to that."""
 
-    __slots__ = ("_guard", "_release", "_siblings", "pointer")
+    def release_cell(cell: Any) -> None:
+        if cell[0]:
+            release(cell[0])
+
+    return release_cell
+
+
+class Handle:
+    """One open object of the core: ``pointer`` is None once it is closed.
+
+    Made with a cell (``ffi.new("quire_snap **")``) it is there before the object, which open() lets the core write into
+    the cell: so no interrupt can come between an object and its owner.
+    """
+
+    __slots__ = ("_guard", "_owned", "_release", "_siblings", "pointer")
 
     def __init__(
         self,
@@ -79,10 +126,20 @@ class Handle:
         guard: AbstractContextManager[Any],
     ) -> None:
         self.pointer: Any = pointer
+        self._owned = [pointer]
         self._release = release
         self._siblings = siblings
         self._guard = guard
         siblings.add(self)
+
+    def open(self, call: Callable[[Any], None]) -> None:
+        """Lets the call write the pointer into the cell; if it fails, the handle is closed."""
+        try:
+            call(self.pointer)
+            self.pointer = self.pointer[0]
+        except BaseException:
+            self.close_unguarded()
+            raise
 
     def close(self) -> None:
         """Closes it unless somebody has. A parent that is closing at this moment closes it itself."""
@@ -91,12 +148,14 @@ class Handle:
 
     def close_unguarded(self) -> None:
         """As close(), for a parent that has made sure that no call is running."""
+        self.pointer = None
         try:
-            self._siblings.remove(self)
-        except KeyError:
-            return
-        pointer, self.pointer = self.pointer, None
-        self._release(pointer)
+            owned = self._owned.pop()  # whoever gets it releases it
+        except IndexError:
+            owned = None
+        self._siblings.discard(self)
+        if owned:
+            self._release(owned)
 
     def abandon(self, reason: str) -> None:
         """After a fork: forgets the pointer without calling the core, which would refuse."""

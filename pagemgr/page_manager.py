@@ -16,20 +16,22 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 from quire._native import ffi, lib
-from quire.pagemgr.callbacks import VISIT_PAGE, VISIT_SET, collect
 from quire.pagemgr.errors import BusyError, ClosedError, InvalidError, NotFoundError, QuireError, check
-from quire.pagemgr.lifetime import Face, Gate, Handle, Scope
+from quire.pagemgr.lifetime import Face, Gate, Handle, Scope, in_cell
 
 RESERVED_PREFIX = "quire:"
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LOCK_WAIT_SLICE_SECONDS = 0.1
 
+RELEASE_SNAPSHOT = in_cell(lib.quire_snap_release)
+
+Pair = TypeVar("Pair")
 ArenaSelf = TypeVar("ArenaSelf", bound="Arena")
 SnapshotSelf = TypeVar("SnapshotSelf", bound="ArenaSnapshot")
 
@@ -102,33 +104,55 @@ def user_name(name: str) -> str:
     return name
 
 
+def fetch(item: str, call: Callable[[Any, int, Any], int], take: Callable[[Any], Pair]) -> list[Pair]:
+    """What a call of the core that fills an array has to say: asked once for how many there are, then for them.
+
+    take copies what is of interest out of an item, whose memory goes with the array.
+    """
+    count, room = ffi.new("size_t *"), 0
+    items = ffi.NULL
+    while True:
+        check(call(items, room, count))
+        if count[0] <= room:
+            return [take(items[i]) for i in range(count[0])]
+        room = count[0]
+        items = ffi.new(f"{item}[]", room)
+
+
+def set_kinds(call: Callable[[Any, int, Any], int]) -> dict[str, int]:
+    """Names and kinds of the sets that the call lists."""
+    return dict(fetch("quire_set_info", call, lambda info: (ffi.string(info.name).decode(), info.kind)))
+
+
+def changed_pages(pages: Any, since: int) -> dict[int, bool]:
+    """The pages of a set that changed after an epoch, with whether they are in use."""
+    return dict(
+        fetch(
+            "quire_page_state",
+            lambda *to: lib.quire_set_changed(pages, since, *to),
+            lambda page: (page.id, page.in_use),
+        )
+    )
+
+
 class SnapHandle(Handle):
-    """An open snapshot with the handles opened on it, and the gate that counts the calls on them."""
+    """A snapshot with the handles opened on it, and the gate that counts the calls on them."""
 
     __slots__ = ("children", "gate", "scope")
 
-    def __init__(self, pointer: Any, siblings: set[Handle], guard: Gate) -> None:
-        super().__init__(pointer, lib.quire_snap_release, siblings, guard)
+    def __init__(self, siblings: set[Handle], guard: Gate) -> None:
         self.gate = Gate()
         self.children: set[Handle] = set()
         self.scope = Scope(self.gate, self.gate, self.children, self.children)
+        super().__init__(ffi.new("quire_snap **"), RELEASE_SNAPSHOT, siblings, guard)
 
     def close_unguarded(self) -> None:
         """Waits for the calls on the snapshot, closes what is open on it, then itself."""
         self.gate.refuse_own_thread()
-        try:
-            self._siblings.remove(self)
-        except KeyError:
-            return
-        try:
-            self.gate.close("the snapshot is closed")
-        except BaseException:
-            self._siblings.add(self)
-            raise
+        self.gate.close("the snapshot is closed")
         for child in list(self.children):
             child.close_unguarded()
-        pointer, self.pointer = self.pointer, None
-        self._release(pointer)
+        super().close_unguarded()
 
     def abandon(self, reason: str) -> None:
         """After a fork."""
@@ -177,7 +201,7 @@ class ArenaSnapshot(Face):
     def _kinds(self) -> dict[str, int]:
         """Every set with its kind, those of Quire itself included."""
         with self._handle.gate:
-            return dict(collect(lambda context: lib.quire_snap_each(self._handle.pointer, VISIT_SET, context)))
+            return set_kinds(lambda *to: lib.quire_snap_list(self._handle.pointer, *to))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the snapshot as an image file, which ``load()`` of any arena with the same page size takes in.
@@ -236,6 +260,8 @@ class Arena(Face):
         read_only: bool = False,
         wait: float = 0.0,
     ) -> None:
+        # What _out holds must be closed; _pointer is the same while calls are let in, else None.
+        self._out: Any = ffi.new("quire_arena **")
         self._pointer: Any = None
         self._lock = threading.RLock()
         self._gate = Gate()
@@ -258,8 +284,9 @@ class Arena(Face):
                 "read_only": read_only,
             },
         )
-        self._pointer = open_arena(options, wait)
         _open_arenas.add(self)
+        open_arena(options, wait, self._out)
+        self._pointer = self._out[0]
 
     def __enter__(self: ArenaSelf) -> ArenaSelf:
         with self._lock:
@@ -272,7 +299,7 @@ class Arena(Face):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_pointer", None) is not None:
+        if hasattr(self, "_pinned_handles"):
             self.close()
 
     def __repr__(self) -> str:
@@ -287,24 +314,11 @@ class Arena(Face):
             raise ClosedError(self._gate.reason or "the arena is closed")
         return self._pointer
 
-    @contextlib.contextmanager
-    def _entered(self, exclusive: bool = False) -> Iterator[Any]:
-        """The state being written, for calls that do not enter the arena themselves.
-
-        exclusive: refuse if this thread is in the middle of another call, whose bytes would move under it. Only a
-        signal handler can get there.
-        """
-        if exclusive:
-            self._refuse_own_thread()
-        with self._lock:
-            arena = self._live()
-            check(lib.quire_arena_enter(arena))
-            try:
-                yield arena
-            finally:
-                lib.quire_arena_leave(arena)
-
     def _refuse_own_thread(self) -> None:
+        """Refuses if this thread is in the middle of another call, whose bytes would move under it.
+
+        Only a signal handler can get there.
+        """
         # threading.Condition leans on the same method of RLock.
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise BusyError("called from inside a running call of the same thread; call it after that returns")
@@ -321,15 +335,15 @@ class Arena(Face):
         Traceback (most recent call last):
         quire.pagemgr.errors.ClosedError: the arena is closed
         """
-        if self._pointer is None:
+        if self._out[0] == ffi.NULL:
             return
         self._refuse_own_thread()
         self._gate.refuse_own_thread()
         with self._closing:
-            if self._pointer is None or self._close_runs:
+            if self._out[0] == ffi.NULL or self._close_runs:
                 return
-            self._close_runs = True
             try:
+                self._close_runs = True
                 self._gate.close("the arena is closed")
                 # Not yet under the lock: a call on a snapshot may have to wait for it, and this waits for that call.
                 for handle in list(self._pinned_handles):
@@ -337,8 +351,8 @@ class Arena(Face):
                 with self._lock:
                     for handle in list(self._live_handles):
                         handle.close_unguarded()
-                    pointer, self._pointer = self._pointer, None
-                    check(lib.quire_arena_close(pointer))
+                    self._pointer = None
+                    check(lib.quire_arena_close_all(self._out))
             finally:
                 self._close_runs = False
 
@@ -351,6 +365,7 @@ class Arena(Face):
         self._pinned_handles.clear()
         self._gate.abandon(reason)
         self._pointer = None
+        self._out = ffi.new("quire_arena **")
 
     # ------------------------------------------------------------------------------------------------ states
 
@@ -385,7 +400,9 @@ class Arena(Face):
         ...     pm.commit() > first
         True
         """
-        with self._entered(exclusive=True) as arena:
+        self._refuse_own_thread()
+        with self._lock:
+            arena = self._live()
             check(lib.quire_arena_commit(arena))
             return int(lib.quire_arena_epoch(arena))
 
@@ -401,13 +418,14 @@ class Arena(Face):
         ...     len(users)
         0
         """
-        with self._entered(exclusive=True) as arena:
-            check(lib.quire_arena_abort(arena))
+        self._refuse_own_thread()
+        with self._lock:
+            check(lib.quire_arena_abort(self._live()))
 
     def sync(self) -> None:
         """Makes the last commit of a file arena survive a loss of power, too."""
-        with self._entered() as arena:
-            check(lib.quire_arena_sync(arena))
+        with self._lock:
+            check(lib.quire_arena_sync(self._live()))
 
     def check(self) -> None:
         """Walks every page and raises ``CorruptError`` where an invariant is broken.
@@ -417,36 +435,42 @@ class Arena(Face):
         ...     pm.map("users")[b"alice"] = b"1"
         ...     pm.check()
         """
-        with self._entered() as arena:
-            check(lib.quire_arena_check(arena))
+        with self._lock:
+            check(lib.quire_arena_check(self._live()))
 
     def stats(self) -> Stats:
         """How much the arena holds, and for whom."""
         numbers = ffi.new("quire_stats *")
-        with self._entered() as arena:
-            lib.quire_arena_stats(arena, numbers)
-            count = lib.quire_arena_pinned(arena, ffi.NULL, 0)
-            pinned = ffi.new("quire_pinned[]", count)
-            count = min(count, lib.quire_arena_pinned(arena, pinned, count))
+        with self._lock:
+            arena = self._live()
+            check(lib.quire_arena_stats(arena, numbers))
+            pinned = fetch(
+                "quire_pinned", lambda *to: lib.quire_arena_pinned(arena, *to), lambda pin: (pin.epoch, pin.frames)
+            )
         fields = {name: int(getattr(numbers, name)) for name in Stats.__dataclass_fields__ if name != "pinned"}
-        return Stats(**fields, pinned={pinned[i].epoch: pinned[i].frames for i in range(count)})
+        return Stats(**fields, pinned=dict(pinned))
 
     # ------------------------------------------------------------------------------------------------ snapshots
 
     def _acquire(self, name: str | None, sets: Sequence[str] | None) -> SnapHandle:
         """Pins the last commit. Takes no lock, so it never waits for a writer."""
-        out = ffi.new("quire_snap **")
         if name is None and sets is None:
             with self._gate:
-                check(lib.quire_snap_acquire(self._pointer, out))
-                return SnapHandle(out[0], self._pinned_handles, self._gate)
+                handle = SnapHandle(self._pinned_handles, self._gate)
+                handle.open(lambda out: check(lib.quire_snap_acquire(self._pointer, out)))
+                return handle
         encoded = [ffi.new("char[]", encode_name(each)) for each in sets or ()]
         chosen = ffi.new("char *[]", encoded)
         label = f"{RESERVED_PREFIX}{next(_counter)}" if name is None else user_name(name)
-        with self._gate:
+
+        def create(out: Any) -> None:
             code = lib.quire_snap_create(self._pointer, encode_name(label), chosen, len(encoded), out)
             check_found(code, "set among", ", ".join(sets or ()))
-            return SnapHandle(out[0], self._pinned_handles, self._gate)
+
+        with self._gate:
+            handle = SnapHandle(self._pinned_handles, self._gate)
+            handle.open(create)
+            return handle
 
     def _find(self, name: str) -> SnapHandle:
         """The open snapshot of that name."""
@@ -462,20 +486,23 @@ class Arena(Face):
 
     def _kinds(self) -> dict[str, int]:
         """Every set with its kind, those of Quire itself included."""
-        with self._entered() as arena:
-            return dict(collect(lambda context: lib.quire_set_each(arena, VISIT_SET, context)))
+        with self._lock:
+            arena = self._live()
+            return set_kinds(lambda *to: lib.quire_set_list(arena, *to))
 
     def _exists(self, name: str) -> bool:
-        with self._entered() as arena:
-            return bool(lib.quire_set_exists(arena, encode_name(name)))
+        with self._lock:
+            found = lib.quire_set_exists(self._live(), encode_name(name))
+            check(min(found, 0))
+        return bool(found)
 
     def _destroy(self, name: str) -> None:
-        with self._entered() as arena:
-            check_found(lib.quire_set_destroy(arena, encode_name(name)), "set", name)
+        with self._lock:
+            check_found(lib.quire_set_destroy(self._live(), encode_name(name)), "set", name)
 
     def _clone(self, source: str, name: str) -> None:
-        with self._entered() as arena:
-            check_found(lib.quire_set_clone(arena, encode_name(source), encode_name(name)), "set", source)
+        with self._lock:
+            check_found(lib.quire_set_clone(self._live(), encode_name(source), encode_name(name)), "set", source)
 
     def changed_pages(self, name: str, since_epoch: int) -> dict[int, bool]:
         """The pages of a set changed after an epoch; False for those in changed tables that are free now.
@@ -491,28 +518,29 @@ class Arena(Face):
         if not isinstance(since_epoch, int) or not 0 <= since_epoch < 1 << 32:
             raise InvalidError(f"since_epoch {since_epoch!r}: give an epoch that commit() returned")
         out = ffi.new("quire_set **")
-        with self._entered() as arena:
-            check_found(lib.quire_set_open(arena, encode_name(name), 0, out), "set", name)
-            view = ffi.addressof(out[0], "view")
-            return dict(collect(lambda context: lib.quire_view_changed(view, since_epoch, VISIT_PAGE, context)))
+        with self._lock:
+            check_found(lib.quire_set_open(self._live(), encode_name(name), 0, out), "set", name)
+            return changed_pages(out[0], since_epoch)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Adds every set of an image file (see ``Snapshot.save``) to the state being written; all of them or none."""
-        with self._entered(exclusive=True) as arena:
-            check_found(lib.quire_arena_load_file(arena, os.fsencode(path)), "image", os.fsdecode(path))
+        self._refuse_own_thread()
+        with self._lock:
+            check_found(lib.quire_arena_load_file(self._live(), os.fsencode(path)), "image", os.fsdecode(path))
 
 
-def open_arena(options: Any, wait: float) -> Any:
-    """Opens, waiting up to wait seconds (negative: for ever) for another writer; in slices, so that Ctrl-C is heard."""
+def open_arena(options: Any, wait: float, out: Any) -> None:
+    """Opens, waiting up to wait seconds (negative: for ever) for another writer; in slices, so that Ctrl-C is heard.
+
+    out belongs to the caller, so that an interrupt does not lose what was opened.
+    """
     deadline = float("inf") if wait < 0 else time.monotonic() + wait
-    out = ffi.new("quire_arena **")
     while True:
         options.lock_wait_seconds = max(0.0, min(LOCK_WAIT_SLICE_SECONDS, deadline - time.monotonic()))
         code = lib.quire_arena_open(options, out)
         if code != lib.QUIRE_E_BUSY or time.monotonic() >= deadline:
             break
     check(code)
-    return out[0]
 
 
 def close_all() -> None:

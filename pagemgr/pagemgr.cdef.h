@@ -39,12 +39,9 @@ typedef struct {
 } quire_arena_options;
 
 int quire_arena_open(const quire_arena_options *options, quire_arena **arena);
-int quire_arena_close(quire_arena *arena);
-int quire_arena_enter(quire_arena *arena);
-void quire_arena_leave(quire_arena *arena);
+int quire_arena_close_all(quire_arena **arena);
 uint32_t quire_arena_page_bytes(const quire_arena *arena);
 uint32_t quire_arena_epoch(const quire_arena *arena);
-int quire_arena_reserve(quire_arena *arena, uint64_t page_count);
 int quire_arena_commit(quire_arena *arena);
 int quire_arena_abort(quire_arena *arena);
 int quire_arena_sync(quire_arena *arena);
@@ -65,30 +62,37 @@ typedef struct {
     uint32_t epoch_writing;
     uint32_t epoch_pinned_min;
 } quire_stats;
-void quire_arena_stats(quire_arena *arena, quire_stats *stats);
+int quire_arena_stats(quire_arena *arena, quire_stats *stats);
 typedef struct {
     uint32_t epoch;
     uint64_t frames;
 } quire_pinned;
-size_t quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max);
+int quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max, size_t *count);
 
 typedef struct { ...; } quire_view;
-typedef struct quire_set { quire_view view; ...; } quire_set;
+typedef struct quire_set quire_set;
 
 int quire_set_create(quire_arena *arena, const char *name, uint32_t kind, quire_set **set);
 int quire_set_open(quire_arena *arena, const char *name, uint32_t kind, quire_set **set);
-bool quire_set_exists(quire_arena *arena, const char *name);
+int quire_set_exists(quire_arena *arena, const char *name);
 int quire_set_destroy(quire_arena *arena, const char *name);
 int quire_set_clone(quire_arena *arena, const char *source, const char *name);
-int quire_set_each(quire_arena *arena, int (*visit)(void *context, const char *name, uint32_t kind), void *context);
-int quire_set_usable(const quire_set *set);
+typedef struct {
+    uint32_t kind;
+    char name[...];
+} quire_set_info;
+int quire_set_list(quire_arena *arena, quire_set_info *infos, size_t max, size_t *count);
 
-int quire_page_alloc(quire_set *set, int table, quire_page_id *id, void **page);
-int quire_page_free(quire_set *set, quire_page_id id);
 const void *quire_page_read(const quire_view *view, quire_page_id id);
-void *quire_page_write(quire_set *set, quire_page_id id);
-int quire_view_changed(const quire_view *view, uint32_t since,
-                       int (*visit)(void *context, quire_page_id id, bool in_use), void *context);
+int quire_raw_alloc(quire_set *set, quire_page_id *id);
+int quire_raw_free(quire_set *set, quire_page_id id);
+int quire_raw_read(quire_set *set, quire_page_id id, void *bytes);
+int quire_raw_write(quire_set *set, quire_page_id id, size_t offset, const void *bytes, size_t count);
+typedef struct {
+    quire_page_id id;
+    bool in_use;
+} quire_page_state;
+int quire_set_changed(quire_set *set, uint32_t since, quire_page_state *pages, size_t max, size_t *count);
 
 int quire_snap_acquire(quire_arena *arena, quire_snap **snap);
 int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count, quire_snap **snap);
@@ -96,10 +100,6 @@ int quire_snap_find(quire_arena *arena, const char *name, quire_snap **snap);
 void quire_snap_release(quire_snap *snap);
 uint32_t quire_snap_epoch(const quire_snap *snap);
 int quire_snap_view(quire_snap *snap, const char *name, uint32_t kind, quire_view *view);
-int quire_snap_each(quire_snap *snap, int (*visit)(void *context, const char *name, uint32_t kind), void *context);
+int quire_snap_list(quire_snap *snap, quire_set_info *infos, size_t max, size_t *count);
 int quire_snap_write_file(quire_snap *snap, const char *path);
 int quire_arena_load_file(quire_arena *arena, const char *path);
-
-/* Callbacks that Python supplies (pagemgr/callbacks.py). */
-extern "Python" int quire_python_visit_set(void *context, const char *name, uint32_t kind);
-extern "Python" int quire_python_visit_page(void *context, quire_page_id id, bool in_use);

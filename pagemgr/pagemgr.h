@@ -23,8 +23,10 @@
  *             its snapshot, or on a live set until the next write to that set; one from quire_page_write until the next
  *             commit, abort or snapshot of the arena.
  *
- * Threads     One writer: calls on a writable arena and its sets are serialised by quire_arena_enter/leave, which the
- *             functions of kv.h and sequence.h do themselves and direct users of pages must do.
+ * Threads     One writer: calls on a writable arena and its sets are serialised by quire_arena_enter/leave, which a thread may
+ *             nest. Every function on an arena, those on whole sets and the functions of kv.h and sequence.h do so
+ *             themselves; users of quire_arena_reserve, quire_page_* and quire_view_changed on a live set, and who wants
+ *             several calls to be one, must.
  *             Readers: quire_snap_acquire, and everything on a view of a snapshot, may run on any thread at any time and takes
  *             no lock. A committed state is published with release order and acquired by the reader; a frame is
  *             reused only after the writer has seen the last pin on it gone.
@@ -76,7 +78,10 @@ typedef struct {
 int quire_arena_open(const quire_arena_options *options, quire_arena **arena);
 /* Drops what is not committed. QUIRE_E_BUSY while snapshots of this handle are open. */
 int quire_arena_close(quire_arena *arena);
-/* Serialise writers of one process; every call on a live arena happens between the two. QUIRE_E_CLOSED after a fork. */
+/* The same also with snapshots open, which it releases; *arena becomes NULL, and a NULL is fine. No call may be running on the
+ * arena, and nobody may use the snapshots, their cursors or handles any more. For bindings, which may lose track of some. */
+int quire_arena_close_all(quire_arena **arena);
+/* Serialise the threads of one process; one that has entered may enter again, and leaves as often. QUIRE_E_CLOSED after a fork. */
 int quire_arena_enter(quire_arena *arena);
 void quire_arena_leave(quire_arena *arena);
 uint32_t quire_arena_page_bytes(const quire_arena *arena);
@@ -109,13 +114,13 @@ typedef struct {
     uint32_t epoch_writing;
     uint32_t epoch_pinned_min; /* 0: nothing pinned */
 } quire_stats;
-void quire_arena_stats(quire_arena *arena, quire_stats *stats);
-/* How many frames only the snapshots at each pinned epoch keep alive: fills up to max pairs, returns how many there are. */
+int quire_arena_stats(quire_arena *arena, quire_stats *stats);
+/* How many frames only the snapshots at each pinned epoch keep alive: fills up to max pairs, says how many there are. */
 typedef struct {
     uint32_t epoch;
     uint64_t frames;
 } quire_pinned;
-size_t quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max);
+int quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max, size_t *count);
 
 /* ------------------------------------------------------------------------------------------------ page sets */
 
@@ -160,13 +165,18 @@ typedef struct quire_set {
 int quire_set_create(quire_arena *arena, const char *name, uint32_t kind, quire_set **set);
 /* QUIRE_E_MISMATCH if the set is there as another kind. kind 0 opens any. */
 int quire_set_open(quire_arena *arena, const char *name, uint32_t kind, quire_set **set);
-bool quire_set_exists(quire_arena *arena, const char *name);
+/* 1, 0, or QUIRE_E_CLOSED. */
+int quire_set_exists(quire_arena *arena, const char *name);
 /* Releases every page of the set; open handles on it return QUIRE_E_CLOSED from then on. */
 int quire_set_destroy(quire_arena *arena, const char *name);
 /* A second set with the same content, sharing every frame until one of the two is written: O(1). */
 int quire_set_clone(quire_arena *arena, const char *source, const char *name);
-/* Calls visit for each set of the state being written, in the order of creation; stops at its first non-zero result. */
-int quire_set_each(quire_arena *arena, int (*visit)(void *context, const char *name, uint32_t kind), void *context);
+/* The sets of the state being written, in the order of creation: fills up to max, says how many there are. */
+typedef struct {
+    uint32_t kind;
+    char name[QUIRE_NAME_BYTES_MAX + 1];
+} quire_set_info;
+int quire_set_list(quire_arena *arena, quire_set_info *infos, size_t max, size_t *count);
 /* 0, or QUIRE_E_CLOSED with a message that says why. */
 int quire_set_usable(const quire_set *set);
 
@@ -240,12 +250,23 @@ static inline uint32_t quire_view_page_bytes(const quire_view *view) {
     return 1u << view->page_shift;
 }
 
+/* Whole calls on one page of a live set: they enter, reserve and copy. */
+int quire_raw_alloc(quire_set *set, quire_page_id *id);
+int quire_raw_free(quire_set *set, quire_page_id id);
+int quire_raw_read(quire_set *set, quire_page_id id, void *bytes); /* a page's bytes */
+int quire_raw_write(quire_set *set, quire_page_id id, size_t offset, const void *bytes, size_t count);
+/* What quire_view_changed visits on a live set: fills up to max, says how many there are. */
+typedef struct {
+    quire_page_id id;
+    bool in_use;
+} quire_page_state;
+int quire_set_changed(quire_set *set, uint32_t since, quire_page_state *pages, size_t max, size_t *count);
+
 /* ------------------------------------------------------------------------------------------------ snapshots */
 
 /* Pins the last commit. Any thread; no lock. QUIRE_E_FULL if all pins of the arena are taken. */
 int quire_snap_acquire(quire_arena *arena, quire_snap **snap);
-/* Pins the state being written as it is now, uncommitted changes included (between enter and leave). Only this process
- * sees it. Iterators over live structures use this. */
+/* Pins the state being written as it is now, uncommitted changes included. Only this process sees it. Iterators over live structures use this. */
 int quire_snap_acquire_live(quire_arena *arena, quire_snap **snap);
 /* Pins the last commit of the sets named (all of them if set_count is 0) under a name, to be found again by this process. */
 int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count,
@@ -255,6 +276,7 @@ void quire_snap_release(quire_snap *snap);
 uint32_t quire_snap_epoch(const quire_snap *snap);
 /* QUIRE_E_NOTFOUND if the snapshot has no such set; kind as in quire_set_open. */
 int quire_snap_view(quire_snap *snap, const char *name, uint32_t kind, quire_view *view);
+int quire_snap_list(quire_snap *snap, quire_set_info *infos, size_t max, size_t *count); /* as quire_set_list */
 int quire_snap_each(quire_snap *snap, int (*visit)(void *context, const char *name, uint32_t kind), void *context);
 /* QUIRE_E_CLOSED if the view's arena was opened before a fork. */
 int quire_view_usable(const quire_view *view);

@@ -440,8 +440,9 @@ static quire_set *set_find(const quire_arena *arena, const char *name) {
     return NULL;
 }
 
-bool quire_set_exists(quire_arena *arena, const char *name) {
-    return set_find(arena, name) != NULL;
+int quire_set_exists(quire_arena *arena, const char *name) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, set_find(arena, name) != NULL);
 }
 
 int quire_set_usable(const quire_set *set) {
@@ -490,7 +491,7 @@ static int catalog_place(quire_arena *arena, uint32_t *set_id) {
     return QUIRE_OK;
 }
 
-int quire_set_create(quire_arena *arena, const char *name, uint32_t kind, quire_set **set) {
+static int set_create(quire_arena *arena, const char *name, uint32_t kind, quire_set **set) {
     QUIRE_TRY(writable(arena));
     QUIRE_TRY(quire_name_valid(name, "set"));
     if (set_find(arena, name) != NULL) {
@@ -516,6 +517,11 @@ int quire_set_create(quire_arena *arena, const char *name, uint32_t kind, quire_
     return QUIRE_OK;
 }
 
+int quire_set_create(quire_arena *arena, const char *name, uint32_t kind, quire_set **set) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, set_create(arena, name, kind, set));
+}
+
 static int kind_check(const char *name, uint32_t kind, uint32_t wanted) {
     return wanted != 0 && kind != wanted
                ? quire_fail(QUIRE_E_MISMATCH, "set '%s' is of kind %u, not %u: open it as what it was made", name, kind,
@@ -523,7 +529,7 @@ static int kind_check(const char *name, uint32_t kind, uint32_t wanted) {
                : QUIRE_OK;
 }
 
-int quire_set_open(quire_arena *arena, const char *name, uint32_t kind, quire_set **set) {
+static int set_open(quire_arena *arena, const char *name, uint32_t kind, quire_set **set) {
     QUIRE_TRY(writable(arena));
     quire_set *found = set_find(arena, name);
     if (found == NULL) {
@@ -532,6 +538,11 @@ int quire_set_open(quire_arena *arena, const char *name, uint32_t kind, quire_se
     QUIRE_TRY(kind_check(name, found->kind, kind));
     *set = found;
     return QUIRE_OK;
+}
+
+int quire_set_open(quire_arena *arena, const char *name, uint32_t kind, quire_set **set) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, set_open(arena, name, kind, set));
 }
 
 static int drop_visit(void *context, uint64_t entry, unsigned level) {
@@ -546,7 +557,7 @@ static int drop_visit(void *context, uint64_t entry, unsigned level) {
     return rc != QUIRE_OK ? rc : !shared;
 }
 
-int quire_set_destroy(quire_arena *arena, const char *name) {
+static int set_destroy(quire_arena *arena, const char *name) {
     QUIRE_TRY(writable(arena));
     quire_set *set = set_find(arena, name);
     if (set == NULL) {
@@ -577,6 +588,11 @@ int quire_set_destroy(quire_arena *arena, const char *name) {
     return QUIRE_OK;
 }
 
+int quire_set_destroy(quire_arena *arena, const char *name) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, set_destroy(arena, name));
+}
+
 /* Every frame made so far is copied before its next change. */
 int quire_arena_seal(quire_arena *arena) {
     if (!arena->changed) {
@@ -594,7 +610,7 @@ int quire_arena_seal(quire_arena *arena) {
     return QUIRE_OK;
 }
 
-int quire_set_clone(quire_arena *arena, const char *source, const char *name) {
+static int set_clone(quire_arena *arena, const char *source, const char *name) {
     QUIRE_TRY(writable(arena));
     quire_set *from = set_find(arena, source), *to;
     if (from == NULL) {
@@ -607,7 +623,7 @@ int quire_set_clone(quire_arena *arena, const char *source, const char *name) {
         }
     }
     QUIRE_TRY(quire_arena_seal(arena));
-    QUIRE_TRY(quire_set_create(arena, name, from->kind, &to));
+    QUIRE_TRY(set_create(arena, name, from->kind, &to));
     memcpy(to->view.table, from->view.table, sizeof to->view.table);
     to->dirty = true;
     arena->changed = true;
@@ -620,16 +636,21 @@ int quire_set_clone(quire_arena *arena, const char *source, const char *name) {
     return QUIRE_OK;
 }
 
-int quire_set_each(quire_arena *arena, int (*visit)(void *context, const char *name, uint32_t kind), void *context) {
+int quire_set_clone(quire_arena *arena, const char *source, const char *name) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, set_clone(arena, source, name));
+}
+
+int quire_set_list(quire_arena *arena, quire_set_info *infos, size_t max, size_t *count) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    *count = 0;
     for (const quire_set *set = arena->sets; set != NULL; set = set->next) {
-        if (!set->gone) {
-            int rc = visit(context, set->name, set->kind);
-            if (rc != 0) {
-                return rc;
-            }
+        if (!set->gone && (*count)++ < max) {
+            infos[*count - 1].kind = set->kind;
+            memcpy(infos[*count - 1].name, set->name, sizeof set->name);
         }
     }
-    return QUIRE_OK;
+    return quire_arena_left(arena, QUIRE_OK);
 }
 
 void quire_sets_free(quire_arena *arena) {
@@ -643,9 +664,103 @@ void quire_sets_free(quire_arena *arena) {
     }
 }
 
+/* ------------------------------------------------------------------------------------------------ whole calls on pages */
+
+static int raw_alloc(quire_set *set, quire_page_id *id) {
+    void *page;
+    QUIRE_TRY(quire_set_usable(set));
+    QUIRE_TRY(quire_arena_reserve(set->view.arena, 1));
+    return quire_page_alloc(set, 0, id, &page);
+}
+
+int quire_raw_alloc(quire_set *set, quire_page_id *id) {
+    quire_arena *arena = set->view.arena;
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, raw_alloc(set, id));
+}
+
+static int raw_free(quire_set *set, quire_page_id id) {
+    QUIRE_TRY(quire_set_usable(set));
+    QUIRE_TRY(quire_arena_reserve(set->view.arena, 1));
+    return quire_page_free(set, id);
+}
+
+int quire_raw_free(quire_set *set, quire_page_id id) {
+    quire_arena *arena = set->view.arena;
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, raw_free(set, id));
+}
+
+static int no_page(const quire_set *set, quire_page_id id) {
+    return quire_fail(QUIRE_E_NOTFOUND, "set '%s' has no page %u", set->name, id);
+}
+
+static int raw_read(quire_set *set, quire_page_id id, void *bytes) {
+    QUIRE_TRY(quire_set_usable(set));
+    const void *page = quire_page_read(&set->view, id);
+    if (page == NULL) {
+        return no_page(set, id);
+    }
+    memcpy(bytes, page, quire_view_page_bytes(&set->view));
+    return QUIRE_OK;
+}
+
+int quire_raw_read(quire_set *set, quire_page_id id, void *bytes) {
+    quire_arena *arena = set->view.arena;
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, raw_read(set, id, bytes));
+}
+
+static int raw_write(quire_set *set, quire_page_id id, size_t offset, const void *bytes, size_t count) {
+    uint32_t page_bytes = quire_view_page_bytes(&set->view);
+    QUIRE_TRY(quire_set_usable(set));
+    if (count > page_bytes || offset > page_bytes - count) {
+        return quire_fail(QUIRE_E_INVALID, "%zu bytes at offset %zu do not fit a page of %u bytes", count, offset,
+                          page_bytes);
+    }
+    QUIRE_TRY(quire_arena_reserve(set->view.arena, 1));
+    uint8_t *page = quire_page_write(set, id);
+    if (page == NULL) {
+        return no_page(set, id);
+    }
+    memcpy(page + offset, bytes, count);
+    return QUIRE_OK;
+}
+
+int quire_raw_write(quire_set *set, quire_page_id id, size_t offset, const void *bytes, size_t count) {
+    quire_arena *arena = set->view.arena;
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, raw_write(set, id, offset, bytes, count));
+}
+
+typedef struct {
+    quire_page_state *pages;
+    size_t max, count;
+} page_list;
+
+static int page_list_add(void *context, quire_page_id id, bool in_use) {
+    page_list *list = context;
+    if (list->count++ < list->max) {
+        list->pages[list->count - 1] = (quire_page_state){id, in_use};
+    }
+    return QUIRE_OK;
+}
+
+int quire_set_changed(quire_set *set, uint32_t since, quire_page_state *pages, size_t max, size_t *count) {
+    quire_arena *arena = set->view.arena;
+    page_list list = {pages, max, 0};
+    QUIRE_TRY(quire_arena_enter(arena));
+    int rc = quire_set_usable(set);
+    if (rc == QUIRE_OK) {
+        rc = quire_view_changed(&set->view, since, page_list_add, &list);
+    }
+    *count = list.count;
+    return quire_arena_left(arena, rc);
+}
+
 /* ------------------------------------------------------------------------------------------------ commit, abort */
 
-int quire_arena_commit(quire_arena *arena) {
+static int commit(quire_arena *arena) {
     QUIRE_TRY(writable(arena));
     if (!arena->changed && arena->epoch_sealed == arena->epoch_committed) {
         return QUIRE_OK;
@@ -679,7 +794,12 @@ int quire_arena_commit(quire_arena *arena) {
     return QUIRE_OK;
 }
 
-int quire_arena_abort(quire_arena *arena) {
+int quire_arena_commit(quire_arena *arena) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, commit(arena));
+}
+
+static int roll_back(quire_arena *arena) {
     if (arena->read_only) {
         return writable(arena);
     }
@@ -687,6 +807,11 @@ int quire_arena_abort(quire_arena *arena) {
     uint64_t current;
     QUIRE_TRY(quire_meta_read(arena, &meta, &current));
     return quire_arena_recover(arena, &meta);
+}
+
+int quire_arena_abort(quire_arena *arena) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, roll_back(arena));
 }
 
 /* ------------------------------------------------------------------------------------------------ recovery */
@@ -967,7 +1092,7 @@ static int check_read_only(quire_arena *arena) {
     return rc;
 }
 
-int quire_arena_check(quire_arena *arena) {
+static int arena_check(quire_arena *arena) {
     if (arena->read_only) {
         return check_read_only(arena);
     }
@@ -980,7 +1105,12 @@ int quire_arena_check(quire_arena *arena) {
     return rc;
 }
 
-void quire_arena_stats(quire_arena *arena, quire_stats *stats) {
+int quire_arena_check(quire_arena *arena) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, arena_check(arena));
+}
+
+static void arena_stats(quire_arena *arena, quire_stats *stats) {
     *stats = (quire_stats){.page_bytes = arena->page_bytes,
                            .bytes_held = arena->bytes_held,
                            .bytes_limit = arena->limit_bytes,
@@ -1003,4 +1133,10 @@ void quire_arena_stats(quire_arena *arena, quire_stats *stats) {
     stats->frames_dirty = arena->dirty_count;
     stats->frames_used = arena->frame_limit - arena->header_frames - arena->free_count - stats->frames_retired -
                          ((uint64_t)arena->absent_count << arena->chunk_shift);
+}
+
+int quire_arena_stats(quire_arena *arena, quire_stats *stats) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    arena_stats(arena, stats);
+    return quire_arena_left(arena, QUIRE_OK);
 }

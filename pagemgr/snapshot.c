@@ -140,10 +140,11 @@ void quire_retired_sweep(quire_arena *arena) {
     arena->retired_swept = kept;
 }
 
-size_t quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max) {
+int quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max, size_t *count) {
+    QUIRE_TRY(quire_arena_enter(arena));
     uint32_t epochs[QUIRE_PIN_COUNT];
-    size_t count = quire_pins_collect(arena, epochs, QUIRE_PIN_COUNT);
-    for (size_t i = 0; i < count && i < max; i++) {
+    *count = quire_pins_collect(arena, epochs, QUIRE_PIN_COUNT);
+    for (size_t i = 0; i < *count && i < max; i++) {
         pinned[i] = (quire_pinned){.epoch = epochs[i]};
         for (size_t k = 0; k < arena->held_count; k++) {
             if (arena->held[k].epoch == epochs[i]) {
@@ -151,7 +152,7 @@ size_t quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max) 
             }
         }
     }
-    return count;
+    return quire_arena_left(arena, QUIRE_OK);
 }
 
 /* ------------------------------------------------------------------------------------------------ pins */
@@ -336,6 +337,12 @@ static int snap_make(quire_arena *arena, int (*pin)(quire_arena *, quire_local_p
     int rc = pin(arena, &made->pin);
     if (rc == QUIRE_OK) {
         made->pin->users++;
+        made->all_next = arena->all;
+        made->all_at = &arena->all;
+        if (made->all_next != NULL) {
+            made->all_next->all_at = &made->all_next;
+        }
+        arena->all = made;
         arena->snap_count++;
     }
     pthread_mutex_unlock(&arena->pins_mutex);
@@ -352,9 +359,9 @@ int quire_snap_acquire(quire_arena *arena, quire_snap **snap) {
 }
 
 int quire_snap_acquire_live(quire_arena *arena, quire_snap **snap) {
-    QUIRE_TRY(arena_usable(arena));
-    QUIRE_TRY(quire_arena_seal(arena));
-    return snap_make(arena, pin_live, snap);
+    QUIRE_TRY(quire_arena_enter(arena));
+    int rc = quire_arena_seal(arena);
+    return quire_arena_left(arena, rc != QUIRE_OK ? rc : snap_make(arena, pin_live, snap));
 }
 
 static void snap_free(quire_snap *snap) {
@@ -387,6 +394,10 @@ void quire_snap_release(quire_snap *snap) {
         *at = pin->next;
         pin_clear(arena, pin->slot);
         free(pin);
+    }
+    *snap->all_at = snap->all_next;
+    if (snap->all_next != NULL) {
+        snap->all_next->all_at = snap->all_at;
     }
     arena->snap_count--;
     pthread_mutex_unlock(&arena->pins_mutex);
@@ -508,4 +519,25 @@ int quire_snap_each(quire_snap *snap, int (*visit)(void *context, const char *na
     QUIRE_TRY(arena_usable(snap->arena));
     snap_each each = {snap, visit, context};
     return quire_catalog_each(&snap->pin->catalog, snap_each_entry, &each);
+}
+
+typedef struct {
+    quire_set_info *infos;
+    size_t max, count;
+} set_list;
+
+static int set_list_add(void *context, const char *name, uint32_t kind) {
+    set_list *list = context;
+    if (list->count++ < list->max) {
+        list->infos[list->count - 1].kind = kind;
+        memcpy(list->infos[list->count - 1].name, name, strlen(name) + 1);
+    }
+    return QUIRE_OK;
+}
+
+int quire_snap_list(quire_snap *snap, quire_set_info *infos, size_t max, size_t *count) {
+    set_list list = {infos, max, 0};
+    int rc = quire_snap_each(snap, set_list_add, &list);
+    *count = list.count;
+    return rc;
 }

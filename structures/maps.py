@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from quire._native import ffi, lib
-from quire.pagemgr.callbacks import collect
+from quire.pagemgr.callbacks import STOP, collect, keep_error
 from quire.pagemgr.errors import InvalidError, NotFoundError, QuireError, check, fail
-from quire.pagemgr.lifetime import Face, Handle, Scope
+from quire.pagemgr.lifetime import Face, Handle, Scope, in_cell
 from quire.structures.arrow import Column, Rows, aligned, as_array, chunks
 from quire.structures.schema import Schema
 
@@ -23,6 +23,7 @@ BLOCK_ROWS_FIRST = 16
 BLOCK_ROWS_MAX = 1024
 BLOCK_BYTES_MAX = 1 << 20
 BATCH_BYTES_MAX = 1 << 28
+BATCH_ROWS_MAX = 1 << 62
 # Read buffers that grew past this are not kept.
 BUFFER_BYTES_KEPT = 1 << 16
 
@@ -33,10 +34,11 @@ def as_bytes(value: Any, what: str) -> bytes:
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    hint = ": encode it first, e.g. with .encode()" if isinstance(value, str) else ""
-    raise InvalidError(
-        f"a {what} without a schema is bytes or bytes-like, not {type(value).__name__}{hint} or give a schema"
-    )
+    hints = ["encode it first, e.g. with .encode()"] if isinstance(value, str) else []
+    if what != "record":
+        hints.append("give the map a schema")
+    hint = ": " + ", or ".join(hints) if hints else ""
+    raise InvalidError(f"a {what} is bytes or bytes-like here, not {type(value).__name__}{hint}")
 
 
 class PlainBytes:
@@ -127,7 +129,7 @@ def after_prefix(prefix: bytes) -> bytes | None:
     return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
-@ffi.def_extern(name="quire_python_visit_change", error=1)  # type: ignore[untyped-decorator]
+@ffi.def_extern(name="quire_python_visit_change", error=STOP, onerror=keep_error)  # type: ignore[untyped-decorator]
 def visit_change(context: Any, key: Any, key_bytes: int, values: Any, values_bytes: int, count: int) -> int:
     """Collects (key, values), values None for a key that was removed."""
 
@@ -140,21 +142,24 @@ def visit_change(context: Any, key: Any, key_bytes: int, values: Any, values_byt
     return ffi.from_handle(context).add(change)  # type: ignore[no-any-return]
 
 
+CLOSE_CURSOR = in_cell(lib.quire_cursor_close)
+
+
 class Cursor:
     """An open scan. It sees the map as it was when the scan began; closed at its end or when nobody holds it."""
 
     def __init__(self, source: "Map", lo: bytes | None, hi: bytes | None, reverse: bool) -> None:
-        out = ffi.new("quire_cursor **")
         scope = source._scope
         flags = lib.QUIRE_CURSOR_REVERSE if reverse else 0
         self._source = source  # keeps what it scans open
         self._scope = scope
+        self._handle = Handle(ffi.new("quire_cursor **"), CLOSE_CURSOR, scope.pinned, scope.gate)
         with scope.gate, scope.guard:
             lo_pointer, lo_count = (ffi.NULL, 0) if lo is None else (lo, len(lo))
             hi_pointer, hi_count = (ffi.NULL, 0) if hi is None else (hi, len(hi))
             kv = source._handle.pointer or scope.closed()
-            check(lib.quire_cursor_open(kv, lo_pointer, lo_count, hi_pointer, hi_count, flags, out))
-            self._handle = Handle(out[0], lib.quire_cursor_close, scope.pinned, scope.gate)
+            bounds = (lo_pointer, lo_count, hi_pointer, hi_count)
+            self._handle.open(lambda out: check(lib.quire_cursor_open(kv, *bounds, flags, out)))
 
     def __enter__(self) -> "Cursor":
         return self
@@ -417,6 +422,22 @@ class Map(Face, MutableMapping[Any, Any]):
             data = self._buffers.read(buffer)
         return [self._codec.value_from_bytes(value) for value in split_values(data, count[0])]
 
+    def _end(self, reverse: bool) -> tuple[Any, Any]:
+        """The first pair of a scan."""
+        pairs = self._scan(None, None, reverse)
+        pair = next(pairs, None)
+        pairs.close()
+        if pair is None:
+            raise NotFoundError(f"{self._name!r} is empty")
+        return pair
+
+    def popitem(self) -> tuple[Any, Any]:
+        """Takes out some pair; ``NotFoundError`` if the map is empty."""
+        with self._guard:
+            pair = self._end(reverse=False)
+            del self[pair[0]]
+        return pair
+
     def clear(self) -> None:
         """Removes every key."""
         with self._guard:
@@ -537,6 +558,8 @@ class Map(Face, MutableMapping[Any, Any]):
     def to_batches(self, rows: int = 65536) -> Iterator[Any]:
         """The whole map as Arrow record batches: columns key and value, or those of the schema.
 
+        There is a row for each key, with its first value; ``get_all`` gives the others of a key that has several.
+
         >>> import quire
         >>> with quire.PageManager() as pm:
         ...     users = pm.map("users")
@@ -547,7 +570,7 @@ class Map(Face, MutableMapping[Any, Any]):
         return scan_batches(Cursor(self, None, None, False), batch_rows(rows), self._codec)
 
     def to_table(self) -> Any:
-        """The whole map as one Arrow table."""
+        """The whole map as one Arrow table: a row for each key with its first value, as in ``to_batches``."""
         batches = list(self.to_batches())
         return pa.Table.from_batches(batches or [make_batch(self._codec, *[pa.array([], pa.binary())] * 2)])
 
@@ -581,8 +604,8 @@ class Map(Face, MutableMapping[Any, Any]):
 
 def batch_rows(rows: int) -> int:
     """Refuses batch sizes that make no sense."""
-    if not isinstance(rows, int) or rows <= 0:
-        raise InvalidError(f"rows {rows!r}: give how many rows a batch may have, at least 1")
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= BATCH_ROWS_MAX:
+        raise InvalidError(f"rows {rows!r}: give how many rows a batch may have, from 1 to {BATCH_ROWS_MAX}")
     return rows
 
 
@@ -621,8 +644,8 @@ class OrderedMap(Map):
     def prefix(self, prefix: Any, reverse: bool = False) -> Generator[tuple[Any, Any], None, None]:
         """The pairs whose key starts with prefix, in order.
 
-        With a schema, a tuple gives the first columns of a key; a text (or bytes) alone is what a key of one such
-        column starts with.
+        With a schema, a tuple gives the first columns of a key, whole; a text (or bytes) alone is what the first
+        column, of such a type, starts with.
 
         >>> import quire
         >>> with quire.PageManager() as pm:
@@ -631,14 +654,14 @@ class OrderedMap(Map):
         ...     list(events.prefix(b"2024-"))
         [(b'2024-01', b'a')]
         """
-        if self._schema is not None and len(self._schema.key) == 1 and isinstance(prefix, (str, bytes)):
+        if self._schema is not None and isinstance(prefix, (str, bytes)):
             start = self._schema.prefix_bytes(prefix, partial=True)
         else:
             start = self._bound(prefix) or b""
         return self._scan(start, after_prefix(start), reverse)
 
     def range_batches(self, lo: Any = None, hi: Any = None, rows: int = 65536) -> Iterator[Any]:
-        """As ``range``, in Arrow record batches."""
+        """As ``range``, in Arrow record batches: a row for each key with its first value, as in ``to_batches``."""
         cursor = Cursor(self, self._bound(lo), self._bound(hi), False)
         return scan_batches(cursor, batch_rows(rows), self._codec)
 
@@ -650,14 +673,6 @@ class OrderedMap(Map):
         with self._guard:
             check(lib.quire_kv_remove_range(self._kv(), low_pointer, low_count, high_pointer, high_count, removed))
         return int(removed[0])
-
-    def _end(self, reverse: bool) -> tuple[Any, Any]:
-        pairs = self._scan(None, None, reverse)
-        pair = next(pairs, None)
-        pairs.close()
-        if pair is None:
-            raise NotFoundError(f"{self._name!r} is empty")
-        return pair
 
     def first(self) -> tuple[Any, Any]:
         """The pair with the smallest key; ``NotFoundError`` if the map is empty."""

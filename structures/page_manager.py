@@ -1,19 +1,25 @@
 """``PageManager`` and ``Snapshot``: an arena and its snapshots, with the structures that live in them."""
 
 import builtins
-from collections.abc import Iterator, Sequence
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from numbers import Real
 from typing import Any, TypeVar
 
 from quire._native import ffi, lib
-from quire.pagemgr.errors import InvalidError, MismatchError, NotFoundError, check
+from quire.pagemgr.errors import InvalidError, MismatchError, NotFoundError
 from quire.pagemgr.page_manager import (
     RESERVED_PREFIX,
     Arena,
     ArenaSnapshot,
+    Stats,
     check_found,
-    encode_name,
-    user_name,
+    parse_bytes,
 )
+from quire.pagemgr.page_manager import encode_name as any_name_bytes
+from quire.pagemgr.page_manager import user_name as any_user_name
 from quire.structures.maps import Map, OrderedMap
 from quire.structures.raw import Raw
 from quire.structures.schema import Schema
@@ -34,6 +40,67 @@ SCHEMA_NAME_BYTES_MAX = lib.QUIRE_NAME_BYTES_MAX - len(SCHEMA_PREFIX)
 
 MapType = TypeVar("MapType", bound=Map)
 RecordsType = TypeVar("RecordsType", bound=Records)
+
+
+def encode_name(name: str) -> bytes:
+    """The name of a set as the core takes it."""
+    try:
+        return any_name_bytes(name)
+    except UnicodeEncodeError as error:
+        raise InvalidError(f"{name!r} is no name: it cannot be written as UTF-8") from error
+
+
+def user_name(name: str) -> str:
+    """Refuses what is no name, and the names that Quire keeps for itself."""
+    encode_name(name)
+    return any_user_name(name)
+
+
+def check_path(path: Any) -> None:
+    """Refuses what cannot be the path of a file."""
+    try:
+        encoded = os.fsencode(path)
+    except (TypeError, ValueError) as error:
+        raise InvalidError(f"path {path!r}: give a str, bytes or os.PathLike that names a file") from error
+    if not encoded or b"\0" in encoded:
+        raise InvalidError(f"path {path!r}: a path is not empty and has no NUL in it")
+
+
+def check_limit(limit: Any) -> None:
+    """Refuses what is no limit, as text too."""
+    try:
+        size = parse_bytes(limit)
+    except InvalidError:
+        raise
+    except ValueError as error:  # more digits than Python reads
+        raise InvalidError(f"limit {limit[:20]!r}...: give fewer than {1 << 63} bytes") from error
+    if limit is not None and not 0 < size < 1 << 63:
+        raise InvalidError(f"limit {limit!r}: give 1 to {(1 << 63) - 1} bytes, or None for no limit")
+
+
+def check_wait(wait: Any) -> None:
+    """Refuses what is no number of seconds."""
+    if isinstance(wait, bool) or not isinstance(wait, Real) or math.isnan(wait):
+        raise InvalidError(f"wait {wait!r}: give a number of seconds, or a negative one to wait for ever")
+
+
+def check_page_size(page_size: Any) -> None:
+    """Refuses what is no page size."""
+    if page_size is None:
+        return
+    whole = isinstance(page_size, int) and not isinstance(page_size, bool)
+    if not whole or not 1024 <= page_size <= 65536 or page_size & (page_size - 1):
+        raise InvalidError(f"page_size {page_size!r}: give a power of two from 1024 to 65536, or None")
+
+
+def check_kind(code: int, name: str, wanted: int, kinds: Callable[[], dict[str, int]]) -> None:
+    """As check(), with a message that says what a set of another kind is."""
+    if code == lib.QUIRE_E_MISMATCH:
+        kind = kinds().get(name, wanted)
+        if kind != wanted:
+            is_kind, wanted_kind = KINDS.get(kind, f"kind {kind}"), KINDS[wanted]
+            raise MismatchError(f"{name!r} is of kind {is_kind}, not {wanted_kind}: open it as what it was made")
+    check_found(code, "set in this snapshot", name)
 
 
 def schema_set(name: str) -> str:
@@ -69,21 +136,21 @@ class Snapshot(ArenaSnapshot):
     """
 
     def _open_map(self, face: type[MapType], name: str) -> MapType:
-        schema = None
+        schema, encoded = None, encode_name(name)
         stored = SCHEMA_PREFIX + name
         if not name.startswith(RESERVED_PREFIX) and stored in self._kinds():
             schema = Schema.from_bytes(self._open_map(Map, stored)[SCHEMA_KEY])
         out = ffi.new("quire_kv **")
         with self._handle.gate:
             pointer, kind = self._handle.pointer, face.KIND
-            check_found(lib.quire_kv_open_snap(pointer, encode_name(name), kind, out), "set in this snapshot", name)
+            check_kind(lib.quire_kv_open_snap(pointer, encoded, kind, out), name, kind, self._kinds)
             return face(self, self._handle.scope, out[0], name, schema)
 
     def _open_records(self, face: type[RecordsType], name: str) -> RecordsType:
         out = ffi.new("quire_sequence **")
         with self._handle.gate:
-            pointer = self._handle.pointer
-            check_found(lib.quire_sequence_open_snap(pointer, encode_name(name), out), "set in this snapshot", name)
+            code = lib.quire_sequence_open_snap(self._handle.pointer, encode_name(name), out)
+            check_kind(code, name, face.KIND, self._kinds)
             return face(self, self._handle.scope, out[0], name)
 
     def map(self, name: str) -> Map:
@@ -114,10 +181,15 @@ class Snapshot(ArenaSnapshot):
             elif kind == lib.QUIRE_KIND_SEQUENCE:
                 self.list(name).check()
 
+    def save(self, path: str | os.PathLike[str]) -> None:  # noqa: D102, the documentation is in the base class
+        check_path(path)
+        super().save(path)
+
     def changes(self, older: "Snapshot", name: str) -> Iterator[tuple[Any, builtins.list[Any] | None]]:
         """What changed in a map since an older snapshot: each key with its values now, or None if it was removed.
 
-        Visits only pages that differ, so the cost follows the changes, not the size.
+        Visits only pages that differ, so the cost follows the changes, not the size. A map that was destroyed in
+        between and made again with another schema is a ``MismatchError``.
 
         >>> import quire
         >>> with quire.PageManager() as pm:
@@ -132,6 +204,9 @@ class Snapshot(ArenaSnapshot):
         ...         sorted(newer.changes(older, "users"))
         [(b'alice', [b'3']), (b'bob', None)]
         """
+        if not isinstance(older, Snapshot):
+            raise InvalidError(f"changes since what? give an older Snapshot, not {type(older).__name__}")
+        encode_name(name)
         kind = self._kinds().get(name)
         if kind is None:
             raise NotFoundError(f"no set in this snapshot named {name!r}")
@@ -139,7 +214,13 @@ class Snapshot(ArenaSnapshot):
         if face is None:
             raise MismatchError(f"{name!r} is a {KINDS.get(kind, kind)}: changes are told of maps and ordered maps")
         before = older._open_map(face, name) if name in older._kinds() else None
-        return iter(self._open_map(face, name)._changes(before))
+        after = self._open_map(face, name)
+        if before is not None and before.schema != after.schema:
+            raise MismatchError(
+                f"{name!r} was made with {before.schema or 'no schema'} in the older snapshot and has "
+                f"{after.schema or 'no schema'} in this one: read both in full instead"
+            )
+        return iter(after._changes(before))
 
 
 class PageManager(Arena):
@@ -163,13 +244,35 @@ class PageManager(Arena):
     {'users': 'map'}
     """
 
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        limit: int | str | None = None,
+        page_size: int | None = None,
+        *,
+        read_only: bool = False,
+        wait: float = 0.0,
+    ) -> None:
+        if path is not None:
+            check_path(path)
+        check_limit(limit)
+        check_page_size(page_size)
+        check_wait(wait)
+        if read_only not in (True, False):
+            raise InvalidError(f"read_only {read_only!r}: give True or False")
+        try:
+            super().__init__(path, limit, page_size, read_only=read_only, wait=wait)
+        except NotFoundError as error:
+            raise NotFoundError(f"there is no file {os.fspath(path or '')!r} to open read only") from error
+
     # ------------------------------------------------------------------------------------------------ structures
 
     def _kv(self, face: type[MapType], name: str, schema: Schema | None) -> MapType:
         """Opens or creates, with the lock held; no look at stored schemas."""
         out = ffi.new("quire_kv **")
         with self._lock:
-            check(lib.quire_kv_open(self._live(), encode_name(name), face.KIND, out))
+            code = lib.quire_kv_open(self._live(), encode_name(name), face.KIND, out)
+            check_kind(code, name, face.KIND, self._kinds)
             return face(self, self._scope, out[0], name, schema)
 
     def _has_schema(self, name: str) -> bool:
@@ -204,7 +307,8 @@ class PageManager(Arena):
     def _open_records(self, face: type[RecordsType], name: str) -> RecordsType:
         out = ffi.new("quire_sequence **")
         with self._lock:
-            check(lib.quire_sequence_open(self._live(), encode_name(user_name(name)), out))
+            code = lib.quire_sequence_open(self._live(), encode_name(user_name(name)), out)
+            check_kind(code, name, face.KIND, self._kinds)
             return face(self, self._scope, out[0], name)
 
     def map(self, name: str, schema: Schema | None = None) -> Map:
@@ -230,22 +334,44 @@ class PageManager(Arena):
     def raw(self, name: str) -> Raw:
         """Opens or creates a set of raw pages."""
         out, encoded = ffi.new("quire_set **"), encode_name(user_name(name))
-        with self._entered() as arena:
+        with self._lock:
+            arena = self._live()
             code = lib.quire_set_open(arena, encoded, lib.QUIRE_KIND_RAW, out)
             if code == lib.QUIRE_E_NOTFOUND:
                 code = lib.quire_set_create(arena, encoded, lib.QUIRE_KIND_RAW, out)
-            check(code)
+            check_kind(code, name, lib.QUIRE_KIND_RAW, self._kinds)
             return Raw(self, out[0], name)
 
     # ------------------------------------------------------------------------------------------------ sets
 
     def sets(self) -> dict[str, str]:
-        """What the arena holds: each name with its kind."""
+        """What the arena holds: each name with its kind. Read only: as of the last commit."""
+        if self.read_only:
+            with self.snapshot() as last:
+                return last.sets()
         return visible(self._kinds())
 
     def exists(self, name: str) -> bool:
-        """True if there is a structure of that name."""
-        return self._exists(user_name(name))
+        """True if there is a structure of that name. Read only: in the last commit."""
+        user_name(name)
+        return name in self.sets() if self.read_only else self._exists(name)
+
+    def stats(self) -> Stats:
+        """How much the arena holds, and for whom.
+
+        Only the writer knows about frames and its own epoch: read only, all ``frames_`` fields and ``epoch_writing``
+        are 0, ``pinned`` is empty, the ``bytes_`` fields tell of this reader alone, and ``sets`` is as of the last
+        commit.
+        """
+        if not self.read_only:
+            return super().stats()
+        with self.snapshot() as last:
+            sets = len(last._kinds())
+        return replace(super().stats(), sets=sets)
+
+    def load(self, path: str | os.PathLike[str]) -> None:  # noqa: D102, the documentation is in the base class
+        check_path(path)
+        super().load(path)
 
     def _remove(self, name: str) -> None:
         """Removes a structure with its schema; the lock is held."""
@@ -299,17 +425,23 @@ class PageManager(Arena):
 
         sets: only these (for a smaller image). name: keep it, until it is closed, for ``find_snapshot`` to find.
         """
+        if name is not None:
+            user_name(name)
         if sets is not None:
             sets = self._with_schemas(sets)
         return Snapshot(self, self._acquire(name, sets), named=name is not None)
 
     def _with_schemas(self, sets: Sequence[str]) -> Sequence[str]:
         """The sets with those that hold their schemas, as of the last commit."""
-        if isinstance(sets, str) or not sets:
+        chosen = [] if isinstance(sets, (str, bytes)) or not isinstance(sets, Iterable) else map_names(sets)
+        if not chosen:
             raise InvalidError(f"sets {sets!r}: give a list of names, or None for all")
         with Snapshot(self, self._acquire(None, None), named=False) as last:
             kinds = last._kinds()
-        return [*map_names(sets), *(stored for name in sets if (stored := SCHEMA_PREFIX + name) in kinds)]
+        missing = [name for name in chosen if name not in kinds]
+        if missing:
+            raise NotFoundError(f"no sets named {missing} in the last commit: commit first, or leave them out")
+        return [*chosen, *(stored for name in chosen if (stored := SCHEMA_PREFIX + name) in kinds)]
 
     def find_snapshot(self, name: str) -> Snapshot:
         """The open snapshot of that name; closing it closes it for all who found it.
@@ -321,6 +453,7 @@ class PageManager(Arena):
         ...     pm.find_snapshot("monday").epoch == first.epoch
         True
         """
+        encode_name(name)
         return Snapshot(self, self._find(name), named=True)
 
     # ------------------------------------------------------------------------------------------------ checks
@@ -346,6 +479,6 @@ class PageManager(Arena):
                     self._open_records(List, name).check()
 
 
-def map_names(names: Sequence[str]) -> Sequence[str]:
+def map_names(names: Iterable[str]) -> list[str]:
     """Names that users may give."""
     return [user_name(name) for name in names]

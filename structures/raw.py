@@ -3,10 +3,9 @@
 from typing import Any
 
 from quire._native import ffi, lib
-from quire.pagemgr.callbacks import VISIT_PAGE, collect
 from quire.pagemgr.errors import InvalidError, NotFoundError, check
 from quire.pagemgr.lifetime import Face
-from quire.pagemgr.page_manager import Arena, page_number
+from quire.pagemgr.page_manager import Arena, changed_pages, page_number
 
 
 class Raw(Face):
@@ -34,53 +33,45 @@ class Raw(Face):
         """The name it was opened by."""
         return self._name
 
-    def _usable(self) -> Any:
-        """The set, if it was not destroyed meanwhile; the arena must be entered."""
-        check(lib.quire_set_usable(self._pointer))
-        return self._pointer
+    def _check(self, code: int, page_id: int) -> None:
+        """As check(), with a message that names the page."""
+        if code == lib.QUIRE_E_NOTFOUND:
+            raise NotFoundError(f"page {page_id} of {self._name!r} is not in use")
+        check(code)
 
     def alloc(self) -> int:
         """A new page, filled with zeros; its id."""
-        page_id, page = ffi.new("quire_page_id *"), ffi.new("void **")
-        with self._arena._entered() as arena:
-            pages = self._usable()
-            check(lib.quire_arena_reserve(arena, 1))
-            check(lib.quire_page_alloc(pages, 0, page_id, page))
+        page_id = ffi.new("quire_page_id *")
+        with self._arena._lock:
+            self._arena._live()
+            check(lib.quire_raw_alloc(self._pointer, page_id))
         return int(page_id[0])
 
     def read(self, page_id: int) -> bytes:
         """The bytes of a page."""
-        with self._arena._entered() as arena:
-            page = lib.quire_page_read(ffi.addressof(self._usable(), "view"), page_number(page_id))
-            if page == ffi.NULL:
-                raise NotFoundError(f"page {page_id} of {self._name!r} is not in use")
-            return bytes(ffi.buffer(page, lib.quire_arena_page_bytes(arena)))
+        with self._arena._lock:
+            page = ffi.new("char[]", lib.quire_arena_page_bytes(self._arena._live()))
+            self._check(lib.quire_raw_read(self._pointer, page_number(page_id), page), page_id)
+        return bytes(ffi.buffer(page))
 
     def write(self, page_id: int, data: bytes, offset: int = 0) -> None:
         """Writes bytes into a page, from offset on."""
-        with self._arena._entered() as arena:
-            pages, size = self._usable(), lib.quire_arena_page_bytes(arena)
+        with self._arena._lock:
+            size = lib.quire_arena_page_bytes(self._arena._live())
             if offset < 0 or offset + len(data) > size:
                 raise InvalidError(f"{len(data)} bytes at offset {offset} do not fit a page of {size} bytes")
-            check(lib.quire_arena_reserve(arena, 1))
-            page = lib.quire_page_write(pages, page_number(page_id))
-            if page == ffi.NULL:
-                raise NotFoundError(f"page {page_id} of {self._name!r} is not in use")
-            ffi.memmove(ffi.cast("char *", page) + offset, data, len(data))
+            code = lib.quire_raw_write(self._pointer, page_number(page_id), offset, ffi.from_buffer(data), len(data))
+            self._check(code, page_id)
 
     def free(self, page_id: int) -> None:
         """Gives a page back; its id may be used again."""
-        with self._arena._entered() as arena:
-            pages = self._usable()
-            check(lib.quire_arena_reserve(arena, 1))
-            code = lib.quire_page_free(pages, page_number(page_id))
-            if code == lib.QUIRE_E_NOTFOUND:
-                raise NotFoundError(f"page {page_id} of {self._name!r} is not in use")
-            check(code)
+        with self._arena._lock:
+            self._arena._live()
+            self._check(lib.quire_raw_free(self._pointer, page_number(page_id)), page_id)
 
     def ids(self) -> list[int]:
         """The ids of all pages in use."""
-        with self._arena._entered():
-            view = ffi.addressof(self._usable(), "view")
-            found = collect(lambda context: lib.quire_view_changed(view, 0, VISIT_PAGE, context))
-        return [page_id for page_id, in_use in found if in_use]
+        with self._arena._lock:
+            self._arena._live()
+            pages = changed_pages(self._pointer, 0)
+        return [page_id for page_id, in_use in pages.items() if in_use]

@@ -5,16 +5,19 @@ back in C (``rowcodec.c``), without a Python object per record; ``docs/typed-rec
 keys sort as the rows do, so an ordered map with a schema is ordered by its columns.
 """
 
+import datetime
+import decimal
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from quire._native import ffi, lib
-from quire.pagemgr.errors import CorruptError, InvalidError, check
+from quire.pagemgr.errors import CorruptError, InvalidError, QuireError, check
 from quire.structures.arrow import Column, Rows
 
 # What says the columns of a key or value: an Arrow schema, one type, {name: type}, or [(name, type), ...].
@@ -32,7 +35,7 @@ class Schema:
 
     ``key`` and ``value`` are each an Arrow schema, a dict of names and types, a list of (name, type) pairs, or a single
     type. With one column, rows are plain values and bulk data is an array; with several, keys are tuples, values are
-    dicts and bulk data is a record batch.
+    dicts and bulk data is a record batch. No name may be in both the key and the value.
 
     >>> import pyarrow as pa
     >>> import quire
@@ -50,6 +53,9 @@ class Schema:
     def __init__(self, key: ColumnsLike, value: ColumnsLike) -> None:
         self._key = Columns("key", key, ordered=True)
         self._value = Columns("value", value, ordered=False)
+        shared = [name for name in self.key.names if name and name in self.value.names]
+        if shared:
+            raise InvalidError(f"columns {shared} are in both the key and the value: give each a name of its own")
         self._prefixes: dict[int, Columns] = {}
 
     @property
@@ -96,7 +102,11 @@ class Schema:
         return self._key.pack(row)
 
     def key_from_bytes(self, encoded: bytes) -> Any:
-        """The key again: a plain value if there is one column, else a tuple."""
+        """The key again: a plain value if there is one column, else a tuple.
+
+        A time that Python's datetime cannot hold, such as one with nanoseconds, is an ``InvalidError``: read it in
+        bulk, as Arrow.
+        """
         values = self._key.unpack(encoded)
         return values[0] if self._key.single else values
 
@@ -105,7 +115,7 @@ class Schema:
         return self._value.pack(row)
 
     def value_from_bytes(self, encoded: bytes) -> Any:
-        """The value again: a plain value if there is one column, else a dict."""
+        """The value again: a plain value if there is one column, else a dict. See ``key_from_bytes``."""
         values = self._value.unpack(encoded)
         return values[0] if self._value.single else dict(zip(self._value.schema.names, values, strict=True))
 
@@ -136,7 +146,7 @@ class Schema:
         field = self.key.field(count - 1)
         if family(field.type) not in ("text", "bytes") or values[-1] is None:
             raise InvalidError(
-                f"a partial prefix ends in text or bytes; column {field.name!r} is {field.type} and was given "
+                f"a partial prefix ends in text or bytes; {columns.called(field)} is {field.type} and was given "
                 f"{values[-1]!r}"
             )
         return encoded[:-1]  # without the byte that ends the text
@@ -202,6 +212,18 @@ class Columns:
             return shown(self.schema.field(0))
         return "{" + ", ".join(f"{field.name!r}: {shown(field)}" for field in self.schema) + "}"
 
+    def called(self, field: pa.Field) -> str:
+        """How messages name a column."""
+        return f"column {field.name!r} of the {self.part}" if field.name else f"the {self.part}"
+
+    def _check(self, code: int) -> None:
+        """As check(), with a name for the one column that has none."""
+        try:
+            check(code)
+        except QuireError as error:
+            error.args = (str(error).replace("column ''", f"the {self.part}"),)
+            raise
+
     # -------------------------------------------------------------------------------- bulk
 
     def encode(self, rows: RowsLike) -> pa.Array:
@@ -215,7 +237,7 @@ class Columns:
         batch._export_to_c(address(exported))
         column = Column()
         try:
-            check(lib.quire_codec_encode(self._codec, exported, column.pointer))
+            self._check(lib.quire_codec_encode(self._codec, exported, column.pointer))
         finally:
             exported.release(exported)
         return column.to_array()
@@ -224,7 +246,7 @@ class Columns:
         """An array of bytes to rows."""
         rows = encoded_rows(self.part, encoded)
         made = ffi.new("struct ArrowArray *")
-        check(lib.quire_codec_decode(self._codec, rows.pointer, made))
+        self._check(lib.quire_codec_decode(self._codec, rows.pointer, made))
         array = pa.Array._import_from_c(address(made), self._struct)
         fields = list(self.schema)
         if array.null_count == 0:
@@ -265,7 +287,7 @@ class Columns:
         """The column as an array of the declared type, if that takes nothing away from it."""
         try:
             if not isinstance(array, (pa.Array, pa.ChunkedArray)):
-                array = pa.array(array, type=field.type)
+                array = objects_as_array(array, field.type)
             if isinstance(array, pa.ChunkedArray):
                 array = array.combine_chunks()
             given = array.type
@@ -284,8 +306,7 @@ class Columns:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             shown = array.type if isinstance(array, (pa.Array, pa.ChunkedArray)) else type(array).__name__
             raise InvalidError(
-                f"column {field.name!r} of the {self.part} is {field.type}; the {shown} given cannot become that "
-                f"without loss: {error}"
+                f"{self.called(field)} is {field.type}; the {shown} given cannot become that without loss: {error}"
             ) from error
 
     # -------------------------------------------------------------------------------- one row
@@ -308,7 +329,17 @@ class Columns:
             if values is not None:
                 return values
         rows = self.decode(pa.array([encoded], pa.binary()))
-        return tuple(column[0].as_py() for column in ([rows] if self.single else rows.columns))
+        columns = [rows] if self.single else rows.columns
+        return tuple(self._python(field, column[0]) for field, column in zip(self.schema, columns, strict=True))
+
+    def _python(self, field: pa.Field, scalar: pa.Scalar) -> Any:
+        try:
+            return scalar.as_py()
+        except (ValueError, OverflowError) as error:
+            raise InvalidError(
+                f"{self.called(field)} is {field.type} and holds what no Python object can; read it in bulk, as Arrow "
+                f"(get_many, to_batches, range_batches): {error}"
+            ) from error
 
     def _values(self, row: Any) -> Sequence[Any]:
         if self.single:
@@ -324,11 +355,11 @@ class Columns:
 
     def _one(self, field: pa.Field, value: Any) -> pa.Array:
         try:
-            return pa.array([value], type=field.type)
+            return objects_as_array([value], field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidError(
-                f"column {field.name!r} of the {self.part} is {field.type} and cannot hold {value!r} of type "
-                f"{type(value).__name__}: {error}"
+                f"{self.called(field)} is {field.type} and cannot hold {value!r} of type {type(value).__name__} "
+                f"without loss: {error}"
             ) from error
 
 
@@ -409,6 +440,129 @@ def may_cast(given: pa.DataType, wanted: pa.DataType) -> bool:
             field.name in fields and may_cast(fields[field.name], field.type) for field in wanted
         )
     return pair[0] == pair[1] or pair in CASTS
+
+
+# -------------------------------------------------------------------------------- Python objects
+#
+# pyarrow turns Python objects into a declared type by any means: it cuts fractions off, drops fields and forgets time
+# zones. So objects are looked at first, by the rules that hold for Arrow columns; only floats may be rounded to a
+# narrower float, since Python has no other way to write them.
+
+PYTHON_FAMILIES: list[tuple[str, tuple[type, ...]]] = [
+    ("bool", (bool, np.bool_)),
+    ("duration", (datetime.timedelta, np.timedelta64)),
+    ("integer", (int, np.integer)),
+    ("float", (float, np.floating)),
+    ("decimal", (decimal.Decimal,)),
+    ("text", (str,)),
+    ("bytes", (bytes, bytearray, memoryview)),
+    ("timestamp", (datetime.datetime, np.datetime64)),
+    ("date", (datetime.date,)),
+    ("time", (datetime.time,)),
+    ("struct", (Mapping,)),
+    ("list", (Sequence, Set, np.ndarray)),
+]
+# Where all objects are of these types, pyarrow itself refuses what does not fit.
+SAFE: dict[str, set[type]] = {
+    "bool": {bool, type(None)},
+    "integer": {int, type(None)},
+    "decimal": {int, decimal.Decimal, type(None)},
+    "text": {str, type(None)},
+    "bytes": {bytes, str, type(None)},
+    "fixed bytes": {bytes, type(None)},
+    "date": {datetime.date, type(None)},
+    "double": {float, int, type(None)},
+}
+UNIT_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
+def objects_as_array(values: Any, wanted: pa.DataType) -> Any:
+    """Python objects as an array of that type, none of them changed; an array of another library as it is."""
+    if hasattr(values, "__arrow_array__") or getattr(values, "dtype", None) not in (None, np.dtype(object)):
+        return pa.array(values)
+    if isinstance(values, (str, bytes, bytearray, memoryview, Mapping)):
+        raise TypeError("this is one object; give a list of them")
+    rows = values if isinstance(values, (list, tuple)) else list(values)
+    refuse_loss(rows, wanted)
+    return pa.array(rows, type=wanted)
+
+
+def python_family(value: Any) -> str:
+    """The family, as of Arrow types, that an object belongs to."""
+    for name, types in PYTHON_FAMILIES:
+        if isinstance(value, types):
+            zoned = isinstance(value, datetime.datetime) and value.utcoffset() is not None
+            return "timestamp with zone" if zoned else name
+    return type(value).__name__
+
+
+def refuse_loss(values: Any, wanted: pa.DataType) -> None:
+    """Raises ValueError if one of the objects would not come back from that type as it is."""
+    kind = "double" if pa.types.is_float64(wanted) else family(wanted)
+    if set(map(type, values)) <= SAFE.get(kind, set()):
+        return
+    for value in values:
+        if value is not None and not isinstance(value, pa.Scalar):
+            refuse_changed(value, wanted)
+
+
+def refuse_changed(value: Any, wanted: pa.DataType) -> None:
+    """As refuse_loss(), for one object that is not None."""
+    if pa.types.is_map(wanted):
+        for key, item in value.items() if isinstance(value, Mapping) else list(value):
+            refuse_loss([key], wanted.key_type)
+            refuse_loss([item], wanted.item_type)
+        return
+    given, declared = python_family(value), family(wanted)
+    if declared == "struct" and isinstance(value, (Mapping, tuple)):
+        refuse_struct(value, wanted)
+        return
+    if given != declared and (given, declared) not in CASTS:
+        raise ValueError(f"{value!r} is a {given}, {wanted} a {declared}")
+    if declared == "list":
+        refuse_loss(value, wanted.value_type)
+    elif (declared == "integer" and given == "float" and not float(value).is_integer()) or (
+        declared == "float" and not fits_float(value, wanted.bit_width, given)
+    ):
+        raise ValueError(f"{value!r} would be changed")
+    elif declared in ("timestamp", "timestamp with zone", "time", "duration"):
+        refuse_time(value, UNIT_NANOSECONDS[wanted.unit])
+
+
+def refuse_struct(value: Any, wanted: pa.DataType) -> None:
+    """As refuse_changed(), for a struct: a dict, in which missing fields are null, or a tuple."""
+    names = [field.name for field in wanted]
+    if not isinstance(value, Mapping):
+        value = dict(zip(names, value, strict=True))
+    unknown = [name for name in value if name not in names]
+    if unknown:
+        raise ValueError(f"the struct has the fields {names}; not known: {unknown}")
+    for field in wanted:
+        refuse_loss([value.get(field.name)], field.type)
+
+
+def fits_float(value: Any, bits: int, given: str) -> bool:
+    """Whether a number can be that wide a float: an integer exactly, a float rounded but not to infinity."""
+    number = float(value)
+    if value == value and number != value:
+        return False
+    code = {16: "<e", 32: "<f", 64: "<d"}[bits]
+    try:
+        rounded = struct.unpack(code, struct.pack(code, number))[0]
+    except OverflowError:
+        return False
+    return given == "float" or bool(rounded == value)
+
+
+def refuse_time(value: Any, unit: int) -> None:
+    """Raises ValueError if a time has a zone that cannot be kept, or is finer than a unit of so many nanoseconds."""
+    if isinstance(value, np.generic):
+        return  # pyarrow takes them in the very same unit only
+    if isinstance(value, datetime.time) and value.tzinfo is not None:
+        raise ValueError(f"{value!r} has a time zone, which would be lost")
+    parts = ("microseconds", "nanoseconds") if isinstance(value, datetime.timedelta) else ("microsecond", "nanosecond")
+    if (getattr(value, parts[0]) * 1000 + getattr(value, parts[1], 0)) % unit:
+        raise ValueError(f"{value!r} is finer than the unit")
 
 
 # -------------------------------------------------------------------------------- the C side

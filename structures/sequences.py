@@ -1,5 +1,6 @@
 """Lists and deques of bytes: two faces of one structure, so a set made as one can be opened as the other."""
 
+import operator
 from collections.abc import Generator, Iterable, Iterator, MutableSequence
 from typing import Any, overload
 
@@ -7,7 +8,7 @@ import pyarrow as pa
 
 from quire._native import ffi, lib
 from quire.pagemgr.errors import InvalidError, PositionError, QuireError, check
-from quire.pagemgr.lifetime import Face, Handle, Scope
+from quire.pagemgr.lifetime import Face, Handle, Scope, in_cell
 from quire.structures.arrow import Column, Rows, as_array, chunks
 from quire.structures.maps import BATCH_BYTES_MAX, BLOCK_BYTES_MAX, Buffers, as_bytes, batch_rows, block_sizes
 
@@ -15,17 +16,45 @@ from quire.structures.maps import BATCH_BYTES_MAX, BLOCK_BYTES_MAX, Buffers, as_
 POSITION_MAX = 1 << 62
 
 
+def as_index(value: Any, what: str = "position") -> int:
+    """Refuses what is no whole number."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise InvalidError(f"a {what} is a whole number, not {value!r}") from error
+
+
+def slice_range(index: slice, count: int) -> range:
+    """The positions that a slice means in a sequence of so many records."""
+    for part in (index.start, index.stop, index.step):
+        if part is not None:
+            as_index(part)
+    if index.step is not None and as_index(index.step) == 0:
+        raise InvalidError("the step of a slice cannot be 0")
+    return range(*index.indices(count))
+
+
+def as_records(values: Any) -> list[bytes]:
+    """Records out of anything iterable."""
+    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
+        raise InvalidError(f"give several bytes objects, not one {type(values).__name__}")
+    return [as_bytes(record, "record") for record in values]
+
+
+CLOSE_CURSOR = in_cell(lib.quire_sequence_cursor_close)
+
+
 class SequenceCursor:
     """An open scan of a sequence as it was when the scan began."""
 
     def __init__(self, source: "Records", index: int, reverse: bool) -> None:
-        out = ffi.new("quire_sequence_cursor **")
         scope = source._scope
         self._source = source  # keeps what it scans open
         self._scope = scope
+        self._handle = Handle(ffi.new("quire_sequence_cursor **"), CLOSE_CURSOR, scope.pinned, scope.gate)
         with scope.gate, scope.guard:
-            check(lib.quire_sequence_cursor_open(source._sequence(), index, reverse, out))
-            self._handle = Handle(out[0], lib.quire_sequence_cursor_close, scope.pinned, scope.gate)
+            sequence = source._sequence()
+            self._handle.open(lambda out: check(lib.quire_sequence_cursor_open(sequence, index, reverse, out)))
 
     def __enter__(self) -> "SequenceCursor":
         return self
@@ -106,12 +135,12 @@ class Records(Face, MutableSequence[bytes]):
     def _position(self, index: Any) -> int:
         """A position counted from the start; the guard must be held."""
         count = len(self)
-        position = index.__index__()
+        position = as_index(index)
         if position < 0:
             position += count
         if not 0 <= position < count:
             raise PositionError(f"position {index} of {self._name!r}, which has {count} records")
-        return int(position)
+        return position
 
     # ------------------------------------------------------------------------------------------------ by position
 
@@ -142,7 +171,7 @@ class Records(Face, MutableSequence[bytes]):
 
     def _slice(self, index: slice) -> list[bytes]:
         with self._guard:
-            positions = range(*index.indices(len(self)))
+            positions = slice_range(index, len(self))
             if not positions:
                 return []
             if abs(positions.step) > 1:
@@ -156,7 +185,7 @@ class Records(Face, MutableSequence[bytes]):
     def __setitem__(self, index: slice, value: Iterable[bytes]) -> None: ...
     def __setitem__(self, index: int | slice, value: bytes | Iterable[bytes]) -> None:
         if isinstance(index, slice):
-            self._set_slice(index, [as_bytes(record, "record") for record in value])
+            self._set_slice(index, as_records(value))
             return
         data = as_bytes(value, "record")
         with self._guard:
@@ -164,7 +193,7 @@ class Records(Face, MutableSequence[bytes]):
 
     def _set_slice(self, index: slice, records: list[bytes]) -> None:
         with self._guard:
-            positions = range(*index.indices(len(self)))
+            positions = slice_range(index, len(self))
             if positions.step == 1:
                 del self[index]
                 for position, record in enumerate(records, positions.start):
@@ -180,7 +209,7 @@ class Records(Face, MutableSequence[bytes]):
             if not isinstance(index, slice):
                 check(lib.quire_sequence_remove(self._sequence(), self._position(index), 1))
                 return
-            positions = range(*index.indices(len(self)))
+            positions = slice_range(index, len(self))
             if abs(positions.step) == 1 and positions:
                 check(lib.quire_sequence_remove(self._sequence(), min(positions), len(positions)))
                 return
@@ -191,7 +220,7 @@ class Records(Face, MutableSequence[bytes]):
         """Puts a record before the one at index; beyond either end, at that end."""
         data = as_bytes(value, "record")
         with self._guard:
-            position = index.__index__()
+            position = as_index(index)
             if position != 0:
                 count = len(self)
                 position = max(0, position + count) if position < 0 else min(position, count)
@@ -238,6 +267,21 @@ class Records(Face, MutableSequence[bytes]):
             position = index if index == 0 else self._position(index)
             check(lib.quire_sequence_remove(self._sequence(), position, 1))
         return record
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Where the value is first found, from start on and before stop; ``InvalidError`` if it is not."""
+        with self._guard:
+            positions = slice_range(slice(start, stop), len(self))
+            records = scan(SequenceCursor(self, positions[0], False), len(positions)) if positions else iter(())
+        for position, record in zip(positions, records, strict=True):
+            if record == value:
+                return position
+        raise InvalidError(f"{value!r} is not in {self._name!r}")
+
+    def remove(self, value: Any) -> None:
+        """Takes out the first record that equals the value; ``InvalidError`` if there is none."""
+        with self._guard:
+            del self[self.index(value)]
 
     def clear(self) -> None:
         """Removes every record."""
@@ -319,7 +363,7 @@ class Deque(Records):
 
     def extendleft(self, values: Iterable[bytes]) -> None:
         """Adds each record at the start in turn, so that they end up in reverse."""
-        for value in list(values):
+        for value in as_records(values):
             self.insert(0, value)
 
     def popleft(self) -> bytes:
@@ -328,6 +372,7 @@ class Deque(Records):
 
     def rotate(self, steps: int = 1) -> None:
         """Moves that many records from the end to the start (negative: the other way), as collections.deque does."""
+        steps = as_index(steps, "number of steps")
         with self._guard:
             count = len(self)
             steps = steps % count if count else 0

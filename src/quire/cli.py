@@ -1,6 +1,7 @@
 """The command ``quire``."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     SystemExit: 2
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; nothing may be written at the end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def command(arguments: Sequence[str]) -> int:
+    """As main(), once the arguments are known."""
     if arguments[:1] == ["bench"]:
         # The suite has options of its own and needs packages that the store does not.
         from quire import bench

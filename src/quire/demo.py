@@ -92,9 +92,10 @@ def start(path: Path, batches: int, clicks: int, stop_in: int = -1) -> "subproce
 def messages(worker: "subprocess.Popen[str]") -> Iterator[tuple[str, int]]:
     """What the worker says, as it says it."""
     assert worker.stdout is not None
-    for line in worker.stdout:
-        word, number = line.split()
-        yield word, int(number)
+    with worker.stdout as lines:
+        for line in lines:
+            word, number = line.split()
+            yield word, int(number)
 
 
 # ------------------------------------------------------------------------------------------------ the screen
@@ -171,8 +172,8 @@ def show_top(screen: Screen, path: Path) -> None:
         screen.say(f"A snapshot read while counting goes on, after batch {batches}. Top ten users: {ranking}")
 
 
-def count_until_killed(screen: Screen, path: Path, batches: int, clicks: int, victim: int) -> None:
-    """The first worker: counts, and is killed in the middle of batch victim (counted from 0)."""
+def count_until_killed(screen: Screen, path: Path, batches: int, clicks: int, victim: int) -> bool:
+    """The first worker: counts, and is killed in the middle of batch victim (counted from 0); False if it failed."""
     worker = start(path, batches, clicks, stop_in=victim)
     for word, number in messages(worker):
         if word == "done":
@@ -181,8 +182,11 @@ def count_until_killed(screen: Screen, path: Path, batches: int, clicks: int, vi
                 show_top(screen, path)
         elif word == "half":
             worker.send_signal(signal.SIGKILL)
-    worker.wait()
+    if worker.wait() != -signal.SIGKILL:
+        screen.say(f"The counting process failed by itself, with exit code {worker.returncode}; see its message.")
+        return False
     screen.say(f"Killed the counting process (SIGKILL) in the middle of batch {victim + 1}, half of it written.")
+    return True
 
 
 def count_to_end(screen: Screen, path: Path, batches: int, clicks: int) -> bool:
@@ -212,18 +216,24 @@ def run(batches: int, clicks: int, arena: Path | None) -> int:
         if path.exists():
             print(f"{path} is there already: name a file that is not", file=sys.stderr)
             return 1
+        try:
+            quire.PageManager(path).close()
+        except quire.QuireError as error:
+            print(f"no arena can be made at {path}: {error}", file=sys.stderr)
+            return 1
         return show(path, batches, clicks)
 
 
 def show(path: Path, batches: int, clicks: int) -> int:
-    """As run(), on an arena file that is not there yet."""
+    """As run(), on an arena file with nothing in it yet."""
     begin = time.monotonic()
     victim = batches * 2 // 3
     with Screen(batches) as screen:
         screen.say(
             f"Counting {batches * clicks:,} clicks of up to {USERS:,} users in {batches} batches, one commit each."
         )
-        count_until_killed(screen, path, batches, clicks, victim)
+        if not count_until_killed(screen, path, batches, clicks, victim):
+            return 1
         with quire.PageManager(path, wait=10) as pm:
             pm.check()
             with pm.snapshot() as snapshot:

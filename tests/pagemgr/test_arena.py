@@ -2,10 +2,14 @@
 
 import os
 import random
+import subprocess
+import sys
 
 import pytest
 
 import quire
+import quire.cli
+import quire.demo
 
 
 def numbered(count, size=100):
@@ -32,13 +36,15 @@ def test_every_page_size(path, size):
         quire.PageManager(path, page_size=2048 if size != 2048 else 4096)
 
 
-@pytest.mark.parametrize("size", [0, -1, 1000, 512, 131072, 1 << 40, "4096", 4096.0, True])
+@pytest.mark.parametrize("size", [0, -1, 1000, 512, 131072, 1 << 40, 1 << 70, "4096", 4096.0, True])
 def test_page_sizes_that_are_none(size):
-    with pytest.raises(quire.InvalidError):
+    with pytest.raises(quire.InvalidError, match=f"page_size {size!r}: give a power of two"):
         quire.PageManager(page_size=size)
 
 
-@pytest.mark.parametrize("limit", [0, -5, "", "lots", "5x", "-5m", 1.5, True, 1 << 70, b"5m"])
+@pytest.mark.parametrize(
+    "limit", [0, -5, "", "0", "0k", "lots", "5x", "-5m", 1.5, True, 1 << 70, b"5m", "99999999999g", "9" * 5000, [1]]
+)
 def test_limits_that_are_none(limit):
     with pytest.raises(quire.InvalidError):
         quire.PageManager(limit=limit)
@@ -57,8 +63,24 @@ def test_path_may_be_text_bytes_or_a_path(path):
         with quire.PageManager(given) as pm:
             pm.map("users")
             pm.commit()
-    with pytest.raises(TypeError):
-        quire.PageManager(5)
+
+
+@pytest.mark.parametrize("wrong", [5, 1.5, [], True, "", b"", "a\0b", b"a\0b", "\ud800"])
+def test_paths_that_are_none(pm, wrong):
+    pm.commit()
+    with pm.snapshot() as last:
+        for call in (quire.PageManager, pm.load, last.save):
+            with pytest.raises(quire.InvalidError, match="path"):
+                call(wrong)
+
+
+@pytest.mark.parametrize("wait", ["5", None, float("nan"), [], 1j, True])
+def test_waits_that_are_none(path, wait):
+    with pytest.raises(quire.InvalidError, match="wait"):
+        quire.PageManager(path, wait=wait)
+    with pytest.raises(quire.InvalidError, match="read_only"):
+        quire.PageManager(path, read_only="yes")
+    assert not path.exists()
 
 
 def test_a_file_that_is_no_arena(path):
@@ -80,7 +102,7 @@ def test_one_writer_at_a_time(path):
 
 
 def test_read_only(path):
-    with pytest.raises(quire.NotFoundError):
+    with pytest.raises(quire.NotFoundError, match=path.name):
         quire.PageManager(path, read_only=True)
     with pytest.raises(quire.InvalidError):
         quire.PageManager(read_only=True)
@@ -106,6 +128,13 @@ def test_read_only(path):
                 with pytest.raises(quire.ReadOnlyError):
                     write()
             reader.check()
+            pm.map("later")
+            assert reader.sets() == {"users": "map"}
+            assert reader.exists("users") and not reader.exists("later")
+            stats = reader.stats()
+            assert (stats.sets, stats.frames_used, stats.epoch_committed) == (1, 0, pm.epoch)
+            pm.commit()
+            assert reader.sets() == {"users": "map", "later": "map"} and reader.stats().sets == 2
 
 
 # ------------------------------------------------------------------------------------------------ commit, abort, limit
@@ -542,3 +571,36 @@ def test_damaged_files_never_crash(path):
                         pass
         except quire.QuireError:
             pass
+
+
+# ------------------------------------------------------------------------------------------------ the command line
+
+
+def test_demo_without_a_place_for_its_arena(tmp_path, capsys):
+    assert quire.cli.main(["demo", "--arena", str(tmp_path / "no" / "x")]) == 1
+    told = capsys.readouterr()
+    assert "no arena can be made" in told.err and "Killed" not in told.out
+
+
+def test_demo_whose_worker_fails_tells_no_story(path, capfd, monkeypatch):
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(
+        quire.demo, "start", lambda *_, **__: subprocess.Popen(failing, stdout=subprocess.PIPE, text=True)
+    )
+    assert quire.cli.main(["demo", "--arena", str(path), "--batches", "4", "--clicks", "5"]) == 1
+    told = capfd.readouterr().out
+    assert "exit code 3" in told and "Killed" not in told
+
+
+def test_bench_alone_says_what_there_is(capsys):
+    assert quire.cli.main(["bench"]) == 2
+    assert "usage: quire bench" in capsys.readouterr().err
+
+
+def test_output_that_nobody_reads_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "quire", "bench", "list"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -104,12 +104,56 @@ def test_records_that_are_no_bytes(pm):
 def test_positions_that_are_no_numbers(pm):
     log = pm.list("log")
     log.append(b"a")
+    calls = [
+        log.__getitem__,
+        log.__delitem__,
+        log.pop,
+        pm.deque("log").rotate,
+        lambda index: log.__setitem__(index, b"x"),
+        lambda index: log.insert(index, b"x"),
+        lambda index: log[index if index is not None else "0" :],
+        lambda index: log.__delitem__(slice(0, 1, index if index is not None else 0)),
+    ]
     for index in ("0", 1.0, None):
-        with pytest.raises((TypeError, AttributeError)):
-            log[index]
+        for call in calls:
+            with pytest.raises(quire.InvalidError):
+                call(index)
+    for records in (5, b"x", "x", ["x"]):
+        with pytest.raises(quire.InvalidError):
+            log[0:1] = records
+        with pytest.raises(quire.InvalidError):
+            pm.deque("log").extendleft(records)
+    assert log[:] == [b"a"]
 
 
-@pytest.mark.parametrize("name", ["", "x" * 192, "a\0b", b"users", 5, None, "quire:mine", "é" * 96])
+def test_batches_of_rows_that_are_no_number(pm):
+    log, users, events = pm.list("log"), pm.map("users"), pm.ordered_map("events")
+    for rows in (0, -1, 1 << 70, 1.5, "5", None, True):
+        for call in (log.to_batches, users.to_batches, lambda rows: events.range_batches(rows=rows)):
+            with pytest.raises(quire.InvalidError, match="rows"):
+                call(rows)
+
+
+def test_messages_say_what_to_do(users, pm):
+    with pytest.raises(quire.InvalidError, match=r"not NoneType: give the map a schema$"):
+        users[None]
+    with pytest.raises(quire.InvalidError, match=r"not str: encode it first, e.g. with .encode\(\), or give the map a"):
+        users["a"]
+    with pytest.raises(quire.InvalidError, match=r"not int$"):
+        pm.list("log").append(5)
+    with pytest.raises(quire.MismatchError, match="'users' is of kind map, not ordered_map"):
+        pm.ordered_map("users")
+    for call in (pm.list, pm.raw):
+        with pytest.raises(quire.MismatchError, match="'users' is of kind map, not"):
+            call("users")
+    with pm.snapshot() as last:
+        with pytest.raises(quire.MismatchError, match="'users' is of kind map, not sequence"):
+            last.deque("users")
+        with pytest.raises(quire.MismatchError, match="'users' is of kind map, not ordered_map"):
+            last.ordered_map("users")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 192, "a\0b", b"users", 5, None, "quire:mine", "é" * 96, "\ud800"])
 def test_names_that_are_none(pm, name):
     for call in (
         pm.map,
@@ -123,6 +167,11 @@ def test_names_that_are_none(pm, name):
     ):
         with pytest.raises(quire.InvalidError):
             call(name)
+    pm.commit()
+    with pm.snapshot() as last:
+        for call in (last.map, last.ordered_map, last.list, last.deque, lambda name: last.changes(last, name)):
+            with pytest.raises((quire.InvalidError, quire.NotFoundError)):
+                call(name)
     assert pm.sets() == {}
 
 
@@ -210,6 +259,24 @@ def test_changes_of_what_has_none(pm):
         with pytest.raises(quire.NotFoundError, match="nothing"):
             newer.changes(older, "nothing")
         assert list(newer.changes(older, "users")) == []
+        for wrong in (None, pm, 5):
+            with pytest.raises(quire.InvalidError, match="older Snapshot"):
+                newer.changes(wrong, "users")
+
+
+def test_sets_of_a_snapshot_that_are_none(pm):
+    pm.map("users")
+    pm.commit()
+    for sets in ([], "users", b"users", 5, [5], [None], ["quire:x"]):
+        with pytest.raises(quire.InvalidError):
+            pm.snapshot(sets=sets)
+    with pytest.raises(quire.NotFoundError, match=r"\['no'\]"):
+        pm.snapshot(sets=["users", "no"])
+    for name in (5, "", "\ud800"):
+        with pytest.raises(quire.InvalidError):
+            pm.snapshot(name)
+    with pm.snapshot(sets=iter(["users"])) as last:
+        assert last.sets() == {"users": "map"}
 
 
 def test_unhashable_and_not_equal_to_other_things(pm):

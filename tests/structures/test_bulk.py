@@ -176,6 +176,11 @@ def test_schema_bounds_and_prefixes(pm):
     assert events.first() == (("al", -1), -1)
     assert events.remove_range(("anna",), ("bo",)) == 3
     assert next(reversed(events)) == ("bo", 30)
+    # A text alone is what the first column starts with; a tuple gives whole columns.
+    assert [key for key, _ in events.prefix("b")] == [("bo", -1), ("bo", 2), ("bo", 30)]
+    assert list(events.prefix(("b",))) == []
+    with pytest.raises(quire.InvalidError, match="user"):
+        events.prefix(5)
     names = pm.ordered_map("names", quire.Schema(key=pa.string(), value=pa.int64()))
     names.update({"anna": 1, "anton": 2, "bo": 3})
     assert list(names.prefix("an")) == [("anna", 1), ("anton", 2)]
@@ -245,3 +250,24 @@ def test_changes_with_a_schema(pm):
         pm.commit()
         with pm.snapshot() as full:
             assert sorted(full.changes(empty, "users")) == [("al", [1]), ("bo", [2])]
+
+
+@pytest.mark.parametrize("again", [None, quire.Schema(pa.int64(), pa.int64())])
+def test_changes_of_a_map_made_again_with_another_schema(pm, again):
+    pm.map("users", quire.Schema(pa.string(), pa.int64()))["al"] = 1
+    pm.commit()
+    with pm.snapshot() as older:
+        pm.destroy("users")
+        pm.map("users", again)
+        pm.commit()
+        with pm.snapshot() as newer, pytest.raises(quire.MismatchError, match="users"):
+            newer.changes(older, "users")
+
+
+def test_batches_have_a_row_for_each_key_with_its_first_value(pm):
+    for visits in (pm.map("any"), pm.ordered_map("ordered")):
+        for page in (b"home", b"cart"):
+            visits.append(b"al", page)
+        assert visits.to_table().to_pylist() == [{"key": b"al", "value": b"home"}]
+        assert visits.get_all(b"al") == [b"home", b"cart"]
+        assert "first value" in visits.to_batches.__doc__ and "first value" in visits.to_table.__doc__

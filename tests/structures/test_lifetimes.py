@@ -18,6 +18,7 @@ import weakref
 import pytest
 
 import quire
+from quire._native import ffi, lib
 
 
 def filled(**options):
@@ -446,6 +447,137 @@ def test_close_from_a_signal_handler():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert outcomes[-1] == "closed"
+
+
+# ------------------------------------------------------------------------------------------------ interrupts
+
+# Every call may be interrupted between any two bytecodes by a handler that raises. The handler raises only while a call
+# is running, and once in each, so that the program itself needs no protection.
+INTERRUPTED = """
+import gc, itertools, signal, sys, time
+import quire
+
+path, by_timer = sys.argv[1], sys.argv[2] == "timer"
+armed, struck = False, 0
+
+def handler(number, frame):
+    global armed, struck
+    if armed:
+        armed = False
+        struck += 1
+        raise KeyboardInterrupt
+
+pm = quire.PageManager(path)
+users, log, raw = pm.map("users"), pm.list("log"), pm.raw("raw")
+users.update({b"%d" % n: b"%d" % n for n in range(300)})
+log.extend([b"r"] * 300)
+raw.write(raw.alloc(), b"raw")
+pm.commit()
+kept = pm.snapshot()
+fresh, expected = itertools.count(300), {"users": "map", "log": "sequence", "raw": "raw"}
+
+def expect(value, wanted):
+    assert value == wanted, (value, wanted)
+
+def put():
+    key = b"%d" % next(fresh)
+    users[key] = key
+    pm.commit()
+
+def read_snapshot():
+    with pm.snapshot() as snapshot:
+        expect(len(list(snapshot.map("users"))) >= 300, True)
+        expect(snapshot.sets(), expected)
+
+def open_and_close():
+    with quire.PageManager(path + ".other") as other:
+        other.map("m")
+
+calls = [
+    pm.commit,
+    lambda: expect(pm.exists("users"), True),
+    lambda: expect(pm.sets(), expected),
+    lambda: expect(pm.map("users")[b"7"], b"7"),
+    lambda: pm.snapshot().close(),
+    lambda: pm.snapshot(sets=["users"]).sets(),
+    lambda: expect(set(users) >= {b"1", b"299"}, True),
+    lambda: expect(len(list(log)), 300),
+    lambda: expect(kept.map("users").get(b"7"), b"7"),
+    lambda: expect(len(list(kept.map("users"))), 300),
+    lambda: expect(raw.ids(), [0]),
+    lambda: expect(raw.read(0)[:3], b"raw"),
+    lambda: raw.write(0, b"raw"),
+    lambda: pm.changed_pages("users", 0),
+    pm.stats,
+    put,
+    read_snapshot,
+    open_and_close,
+]
+signal.signal(signal.SIGALRM, handler)
+signal.signal(signal.SIGINT, handler)
+if by_timer:
+    signal.setitimer(signal.ITIMER_REAL, 0.0013, 0.0013)
+print("hammering", flush=True)
+end = time.monotonic() + 2
+for call in itertools.cycle(calls):
+    try:
+        armed = True
+        call()
+        armed = False
+    except KeyboardInterrupt:
+        pass
+    if time.monotonic() > end:
+        break
+signal.setitimer(signal.ITIMER_REAL, 0)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+assert struck > 50, struck
+for call in calls:
+    call()
+gc.collect()
+pm.check()
+assert all(key == value for key, value in users.items())
+count = len(users)
+kept.close()
+pm.close()
+with quire.PageManager(path) as pm:
+    assert len(pm.map("users")) == count
+    pm.check()
+print("done", struck, flush=True)
+"""
+
+
+@pytest.mark.parametrize("source", ["timer", "parent"])
+def test_handlers_that_raise_leave_everything_usable(path, source):
+    command = [sys.executable, "-X", "faulthandler", "-c", INTERRUPTED, str(path), source]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout.readline() == "hammering\n"
+            end = time.monotonic() + 60
+            while source == "parent" and child.poll() is None and time.monotonic() < end:
+                child.send_signal(signal.SIGINT)
+                time.sleep(0.0013)
+            output, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert child.returncode == 0, errors[-4000:]
+    assert output.startswith("done")
+
+
+def test_what_an_interrupt_left_behind_does_not_keep_an_arena_open(path):
+    pm, idle = filled(path=path), threading.Event()
+    snapshot, thread = pm.snapshot(), threading.Thread(target=idle.wait)
+    thread.start()
+    for gate in (pm._gate, snapshot._handle.gate):
+        gate._inside += [threading.get_ident(), thread.ident, 1]  # calls that ended without leaving
+    for _ in range(3):
+        assert lib.quire_snap_acquire(pm._pointer, ffi.new("quire_snap **")) == 0  # pins that nobody registered
+    snapshot.close()
+    pm.close()
+    idle.set()
+    thread.join(60)
+    with quire.PageManager(path) as pm:
+        assert len(pm.map("map")) == 500
+        assert pm.stats().snapshots == 0
 
 
 # ------------------------------------------------------------------------------------------------ processes

@@ -45,6 +45,14 @@ def test_missing_key_is_a_key_error_that_names_the_key(pm):
     assert users.get_all(b"alice") == []
 
 
+def test_popitem(pm):
+    users = pm.map("users")
+    users.update({b"a": b"1", b"b": b"2"})
+    assert {users.popitem(), users.popitem()} == {(b"a", b"1"), (b"b", b"2")}
+    with pytest.raises(quire.NotFoundError, match="'users' is empty"):
+        users.popitem()
+
+
 def test_empty_key_and_empty_value(pm):
     users = pm.map("users")
     users[b""] = b""

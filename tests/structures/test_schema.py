@@ -5,6 +5,7 @@ import decimal
 import itertools
 import math
 import pickle
+import re
 import struct
 from collections import Counter
 
@@ -117,7 +118,14 @@ def batches(draw, min_rows=0):
 
 
 def batch_schema(batch):
-    return quire.Schema(key=batch.schema, value=batch.schema)
+    return both_sides(batch.schema)
+
+
+def both_sides(columns):
+    """A schema with the same columns in keys and values, which users may not have."""
+    schema = quire.Schema(key=columns, value=pa.null())
+    schema._value = Columns("value", columns, ordered=False)
+    return schema
 
 
 # -------------------------------------------------------------------------------- an independent view of arrays
@@ -296,7 +304,7 @@ def test_damaged_bytes_are_refused_or_are_what_encode_writes(batch, data):
         try:
             decoded = decode(damaged)
         except quire.CorruptError as error:
-            assert "row 0" in str(error) and "column" in str(error)
+            assert "row 0" in str(error) and re.search("column|the (key|value) ", str(error))
         else:
             assert encode(list(columns_of(decoded)) if batch.num_columns > 1 else decoded).to_pylist() == [bytes(row)]
 
@@ -490,14 +498,14 @@ def test_many_rows_cross_the_blocks_in_which_c_works():
     generator = np.random.default_rng(7)
     numbers = pa.array(generator.integers(-(2**40), 2**40, count), mask=generator.random(count) < 0.1)
     words = pa.array([f"w{number}" for number in generator.integers(0, 10**9, count)])
-    schema = quire.Schema(key={"w": pa.string(), "n": pa.int64()}, value={"n": pa.int64(), "w": pa.large_string()})
+    schema = quire.Schema(key={"w": pa.string(), "n": pa.int64()}, value={"m": pa.int64(), "v": pa.large_string()})
     keys = schema.encode_keys([words, numbers])
     assert schema.decode_keys(keys).equals(pa.record_batch({"w": words, "n": numbers}))
-    batch = pa.record_batch({"n": numbers, "w": words.cast(pa.large_string())})
+    batch = pa.record_batch({"m": numbers, "v": words.cast(pa.large_string())})
     values = schema.encode_values(batch)
     assert schema.decode_values(values).equals(batch)
     gaps = pa.compute.if_else(pa.array(generator.random(count) < 0.5), values, None)
-    assert schema.decode_values(gaps)["n"].null_count == sum(
+    assert schema.decode_values(gaps)["m"].null_count == sum(
         gap is None or number is None for gap, number in zip(gaps.to_pylist(), numbers.to_pylist(), strict=True)
     )
     assert schema.decode_values(values.slice(1234, 2000)).equals(batch.slice(1234, 2000))
@@ -601,6 +609,157 @@ def test_a_type_that_cannot_be_held_is_named(kind):
         quire.Schema(key={"x": pa.map_(pa.int8(), pa.int8())}, value=pa.null())
 
 
+def test_no_name_may_be_in_both_key_and_value():
+    with pytest.raises(quire.InvalidError, match=r"\['n'\]"):
+        quire.Schema(key={"n": pa.int8(), "m": pa.int8()}, value={"n": pa.int8()})
+    quire.Schema(key=pa.int8(), value=pa.int8())
+
+
+UTC = datetime.timezone.utc
+NOON = datetime.datetime(2024, 2, 29, 12, 30, 1, 500_000)
+POINT = pa.struct({"x": pa.int8(), "y": pa.string()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int32(), 1.9),
+        (pa.int32(), True),
+        (pa.int32(), np.bool_(True)),
+        (pa.int32(), np.float64(1.5)),
+        (pa.int32(), decimal.Decimal("1.5")),
+        (pa.int32(), math.inf),
+        (pa.int64(), datetime.timedelta(1)),
+        (pa.int64(), np.timedelta64(5, "s")),
+        (pa.float32(), 1e300),
+        (pa.float32(), np.float64(-1e300)),
+        (pa.float16(), 70000.0),
+        (pa.float16(), 2049),
+        (pa.float64(), True),
+        (pa.float64(), 2**53 + 1),
+        (pa.bool_(), 1),
+        (pa.string(), b"x"),
+        (pa.string(), "\ud800"),
+        (pa.binary(2), "ab"),
+        (pa.timestamp("s"), NOON),
+        (pa.timestamp("us"), NOON.replace(tzinfo=UTC)),
+        (pa.timestamp("us"), 5),
+        (pa.timestamp("us"), 1.5),
+        (pa.timestamp("us", "UTC"), NOON),
+        (pa.timestamp("us", "UTC"), np.datetime64(NOON)),
+        (pa.timestamp("s", "UTC"), NOON.replace(tzinfo=UTC)),
+        (pa.date32(), NOON),
+        (pa.date64(), NOON),
+        (pa.date64(), 5),
+        (pa.time32("s"), NOON.time()),
+        (pa.time64("us"), NOON.time().replace(tzinfo=UTC)),
+        (pa.duration("s"), datetime.timedelta(seconds=1.5)),
+        (pa.list_(pa.int32()), [1, 1.5]),
+        (pa.list_(pa.int32()), np.array([1.5])),
+        (pa.list_(pa.list_(pa.date32())), [[NOON]]),
+        (POINT, {"x": 1, "y": "a", "z": 2}),
+        (POINT, {"x": 1.5, "y": "a"}),
+        (POINT, (1, b"a")),
+        (POINT, [("x", 1), ("y", "a")]),
+    ],
+)
+def test_a_python_object_that_would_be_changed_is_refused(pm, kind, value):
+    for schema, named in ((quire.Schema({"word": kind}, {"count": kind}), "'word'"), (quire.Schema(kind, kind), "key")):
+        with pytest.raises(quire.InvalidError, match=named):
+            schema.key_bytes(value)
+        with pytest.raises(quire.InvalidError):
+            schema.value_bytes(value)
+        for rows in ([None, value], (value,), iter([value])):
+            with pytest.raises(quire.InvalidError, match=named):
+                schema.encode_keys(rows)
+    users = pm.map("users", quire.Schema(pa.string(), kind))
+    with pytest.raises(quire.InvalidError):
+        users["a"] = value
+    with pytest.raises(quire.InvalidError):
+        users.put_many(["a"], [value])
+    assert len(users) == 0
+
+
+def test_a_map_of_python_objects_that_would_be_changed_is_refused():
+    schema = quire.Schema(pa.null(), pa.map_(pa.string(), pa.int8()))
+    for value in ({"k": 1.5}, [("k", 1.5)], [(b"k", 1)]):
+        with pytest.raises(quire.InvalidError, match="the value"):
+            schema.value_bytes(value)
+    assert schema.value_from_bytes(schema.value_bytes({"k": 1, "l": None})) == [("k", 1), ("l", None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "back"),
+    [
+        (pa.int32(), 2.0, 2),
+        (pa.int32(), np.int64(5), 5),
+        (pa.float32(), 0.5, 0.5),
+        (pa.float32(), 0.1, float(np.float32(0.1))),
+        (pa.float32(), -math.inf, -math.inf),
+        (pa.float64(), 7, 7.0),
+        (pa.float64(), np.float32(1.5), 1.5),
+        (pa.binary(), "é", "é".encode()),
+        (pa.binary(), bytearray(b"x"), b"x"),
+        (pa.decimal128(5, 2), 3, decimal.Decimal("3.00")),
+        (pa.timestamp("ms"), NOON, NOON),
+        (pa.timestamp("ns"), NOON, NOON),
+        (
+            pa.timestamp("s", "UTC"),
+            datetime.datetime(2024, 1, 1, tzinfo=UTC),
+            datetime.datetime(2024, 1, 1, tzinfo=UTC),
+        ),
+        (pa.time32("ms"), NOON.time(), NOON.time()),
+        (pa.duration("ms"), datetime.timedelta(seconds=1.5), datetime.timedelta(seconds=1.5)),
+        (pa.date64(), NOON.date(), NOON.date()),
+        (pa.list_(pa.int32()), (1, 2.0, None), [1, 2, None]),
+        (POINT, {"x": 1}, {"x": 1, "y": None}),
+        (POINT, (1, "a"), {"x": 1, "y": "a"}),
+        (pa.int32(), pa.scalar(5, pa.int32()), 5),
+    ],
+)
+def test_python_objects_are_taken_where_nothing_is_lost(kind, value, back):
+    schema = quire.Schema(kind, kind)
+    assert schema.key_from_bytes(schema.key_bytes(value)) == back
+    assert schema.value_from_bytes(schema.value_bytes(value)) == back
+    assert schema.decode_values(schema.encode_values([value, None])).to_pylist() == [back, None]
+
+
+def test_arrays_of_numpy_are_cast_as_those_of_arrow():
+    for kind, rows in (
+        (pa.int32(), np.array([1.5])),
+        (pa.int32(), np.array([True])),
+        (pa.int32(), np.array([1.5], object)),
+        (pa.float32(), np.array([1e300])),
+        (pa.date32(), np.array(["2024-01-01T12"], "M8[ms]")),
+        (pa.string(), "abc"),
+        (pa.string(), {"a", 1}),
+    ):
+        with pytest.raises(quire.InvalidError):
+            quire.Schema(kind, pa.null()).encode_keys(rows)
+    schema = quire.Schema(pa.timestamp("s"), pa.null())
+    assert schema.encode_keys(np.array(["2024-01-01T12"], "M8[ms]")).to_pylist() == [
+        schema.key_bytes(datetime.datetime(2024, 1, 1, 12))
+    ]
+
+
+def test_times_beyond_python_are_told_to_be_read_in_bulk(pm):
+    kind = pa.timestamp("ns")
+    events = pm.ordered_map("events", quire.Schema({"at": kind}, {"took": pa.duration("s")}))
+    at, took = pa.array([1], pa.int64()).view(kind), pa.array([1 << 60], pa.int64()).view(pa.duration("s"))
+    events.put_many(at, took)
+    for call, named in (
+        (lambda: list(events), "'at'"),
+        (lambda: list(events.items()), "'at'"),
+        (events.first, "'at'"),
+        (lambda: list(events.values()), "'took'"),
+        (lambda: events[at[0]], "'took'"),
+    ):
+        with pytest.raises(quire.InvalidError, match=rf"{named}.*in bulk"):
+            call()
+    assert events.to_table().column("at").combine_chunks().equals(at)
+    assert events.get_many(at).equals(took)
+
+
 def test_schemas_need_columns_with_names_of_their_own():
     for wrong in ({}, [("a", pa.int8()), ("a", pa.int8())], 5, {"a": "no such type"}):
         with pytest.raises(quire.InvalidError):
@@ -618,7 +777,7 @@ def test_nulls_where_none_may_be_are_refused_with_row_and_column():
         array = given_rows
         if pa.types.is_struct(kind):
             array = pa.StructArray.from_arrays([rows], fields=list(kind))
-        schema = quire.Schema(key=pa.schema([field]), value=pa.schema([field]))
+        schema = both_sides(pa.schema([field]))
         for encode in (schema.encode_keys, schema.encode_values):
             with pytest.raises(quire.InvalidError, match=r"row 2, column 'x.*null"):
                 encode(array)
@@ -627,8 +786,8 @@ def test_nulls_where_none_may_be_are_refused_with_row_and_column():
 def test_text_that_is_not_utf8_is_refused_both_ways():
     bad = pa.array([b"ok", b"\xed\xa0\x80"]).view(pa.string())
     schema = quire.Schema(key=pa.string(), value=pa.string())
-    for encode in (schema.encode_keys, schema.encode_values):
-        with pytest.raises(quire.InvalidError, match=r"row 1, column ''.*UTF-8"):
+    for encode, part in ((schema.encode_keys, "key"), (schema.encode_values, "value")):
+        with pytest.raises(quire.InvalidError, match=rf"row 1, the {part}.*UTF-8"):
             encode(bad)
     for text in (b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\x80"):
         with pytest.raises(quire.CorruptError, match="UTF-8"):
@@ -653,7 +812,8 @@ def test_a_list_that_claims_too_many_items_takes_no_memory():
 @given(batches())
 @example(pa.record_batch({"": pa.array([1])}))
 def test_a_schema_survives_bytes_and_pickle(batch):
-    schema = batch_schema(batch)
+    values = pa.schema([field.with_name(f"value {field.name}") for field in batch.schema])
+    schema = quire.Schema(key=batch.schema, value=values)
     for copy in (quire.Schema.from_bytes(schema.to_bytes()), pickle.loads(pickle.dumps(schema))):
         assert copy == schema and hash(copy) == hash(schema) and copy.to_bytes() == schema.to_bytes()
         assert copy.encode_keys(batch).equals(schema.encode_keys(batch))

@@ -53,6 +53,19 @@ def test_deque_behaves_as_a_deque(pm):
     pm.check()
 
 
+def test_values_that_are_not_there_are_named(pm):
+    log = pm.list("log")
+    log.extend([b"a", b"b", b"a"])
+    for call in (log.index, log.remove, lambda value: log.index(value, 1, 2)):
+        with pytest.raises(ValueError, match="b'x' is not in 'log'"):
+            call(b"x")
+    assert (log.index(b"a"), log.index(b"a", 1), log.index(b"b", -2), log.index(b"b", 0, 2)) == (0, 2, 1, 1)
+    with pytest.raises(quire.InvalidError):
+        log.index(b"a", 1, -1)
+    log.remove(b"a")
+    assert log[:] == [b"b", b"a"]
+
+
 def test_positions_outside_are_index_errors(pm):
     log = pm.list("log")
     for call in (log.pop, pm.deque("log").popleft, lambda: log[0], lambda: log[-1]):
