@@ -378,8 +378,12 @@ def memory(case: Case) -> Iterator[Measurement]:
 
         def measured(after: str, state: str = "") -> Iterator[Measurement]:
             resident = resident_bytes(case.folder) - base
-            held = store.peer.held_bytes()
+            held, used = store.peer.held_bytes(), store.peer.used_bytes()
             store.check()
+            if used is not None:
+                yield Measurement(
+                    f"in use after {after}", used / raw, "bytes/byte", size, "pm.stats(), frames_used", state
+                )
             if held is not None:
                 ratio = held / raw
                 yield Measurement(f"held after {after}", ratio, "bytes/byte", size, "the store's own count", state)

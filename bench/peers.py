@@ -114,6 +114,10 @@ class Peer(ABC):
         """What the store itself says that it takes; None if it does not say."""
         return None
 
+    def used_bytes(self) -> int | None:
+        """What of that its present state needs, without room kept for the next change; None if it does not say."""
+        return None
+
     def close(self) -> None:  # noqa: B027
         """Frees everything."""
 
@@ -191,6 +195,10 @@ class Quire(Peer):
 
     def held_bytes(self) -> int | None:
         return self.pm.stats().bytes_held
+
+    def used_bytes(self) -> int | None:
+        stats = self.pm.stats()
+        return stats.frames_used * stats.page_bytes
 
     def close(self) -> None:
         self.pm.close()
