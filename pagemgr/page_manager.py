@@ -88,7 +88,10 @@ def encode_name(name: str) -> bytes:
     """The name of a set as the core takes it."""
     if not isinstance(name, str):
         raise InvalidError(f"a name is a str, not {type(name).__name__}")
-    encoded = name.encode()
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        encoded = b""
     if not 0 < len(encoded) <= lib.QUIRE_NAME_BYTES_MAX or b"\0" in encoded:
         raise InvalidError(
             f"{name!r} is no name: 1 to {lib.QUIRE_NAME_BYTES_MAX} bytes of UTF-8 without NUL are allowed"

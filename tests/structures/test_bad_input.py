@@ -284,3 +284,22 @@ def test_unhashable_and_not_equal_to_other_things(pm):
         with pytest.raises(TypeError):
             hash(made)
         assert made != 5
+
+
+def test_raw_pages_take_bytes_at_an_offset(pm):
+    raw = pm.raw("raw")
+    page = raw.alloc()
+    for data, offset in (("abc", 0), (b"abc", "0"), (5, 0), (None, 0)):
+        with pytest.raises(quire.InvalidError):
+            raw.write(page, data, offset)
+    raw.write(page, b"abc", 2)
+    assert raw.read(page)[:5] == b"\0\0abc"
+
+
+def test_names_that_cannot_be_encoded(pm):
+    pm.map("users")
+    pm.commit()
+    with pytest.raises(quire.InvalidError):
+        pm.changed_pages("\ud800", 0)
+    with pm.snapshot() as snapshot, pytest.raises(quire.InvalidError):
+        snapshot.page("\ud800", 0)
