@@ -549,8 +549,8 @@ print("done", struck, flush=True)
 @pytest.mark.parametrize("source", ["timer", "parent"])
 def test_handlers_that_raise_leave_everything_usable(path, source):
     command = [sys.executable, "-X", "faulthandler", "-c", INTERRUPTED, str(path), source]
-    # An exception between the call that opens a map and the line that keeps its handle loses the handle, some 100 bytes:
-    # harmless, but a leak. So the sanitizer looks for everything but leaks here.
+    # An exception between the call that opens a map and the line that keeps its handle loses the handle, some 100
+    # bytes: harmless, but a leak. So the sanitizer looks for everything but leaks here.
     environment = {**os.environ, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child:
         try:
