@@ -57,8 +57,9 @@ class Raw(Face):
     def write(self, page_id: int, data: bytes, offset: int = 0) -> None:
         """Writes bytes into a page, from offset on."""
         if not isinstance(data, bytes | bytearray | memoryview) or not isinstance(offset, int):
-            kinds = f"{type(data).__name__} at {type(offset).__name__}"
-            raise InvalidError(f"a page takes bytes at an int offset, not {kinds}")
+            raise InvalidError(
+                f"a page takes bytes at an int offset, not {type(data).__name__} at {type(offset).__name__}"
+            )
         with self._arena._lock:
             size = lib.quire_arena_page_bytes(self._arena._live())
             if offset < 0 or offset + len(data) > size:
