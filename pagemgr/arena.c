@@ -861,6 +861,7 @@ static void arena_free(quire_arena *arena) {
     free(arena->free_summary);
     free(arena->chunk_absent);
     free(arena->extra_refs);
+    free(arena->restored);
     free(arena->retired.items);
     free(arena->held);
     free(arena->path);

@@ -373,6 +373,26 @@ static int image_verify(image *from, uint32_t page_bytes) {
     return QUIRE_OK;
 }
 
+/* Makes the image's bytes a view, once they are verified. */
+static int image_view(image *to, uint32_t page_bytes) {
+    QUIRE_TRY(image_verify(to, page_bytes));
+    size_t chunk_count = to->count / QUIRE_CHUNK_BYTES + 1;
+    to->chunks = malloc(chunk_count * sizeof *to->chunks);
+    if (to->chunks == NULL) {
+        return quire_fail(QUIRE_E_NOMEM, "no memory to load %s", to->path);
+    }
+    for (size_t i = 0; i < chunk_count; i++) {
+        to->chunks[i] = to->bytes + i * QUIRE_CHUNK_BYTES;
+    }
+    to->view = (quire_view){.chunks = to->chunks,
+                            .frame_limit = to->meta.frame_limit,
+                            .epoch = to->meta.epoch,
+                            .page_shift = (uint8_t)__builtin_ctz(page_bytes),
+                            .chunk_shift = (uint8_t)(__builtin_ctz(QUIRE_CHUNK_BYTES) - __builtin_ctz(page_bytes))};
+    to->view.table[0] = to->meta.catalog;
+    return QUIRE_OK;
+}
+
 static int image_open(image *to, const char *path, uint32_t page_bytes) {
     to->path = path;
     int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -393,22 +413,7 @@ static int image_open(image *to, const char *path, uint32_t page_bytes) {
         return quire_fail(QUIRE_E_CORRUPT, "%s is empty or not a regular file", path);
     }
     to->bytes = bytes;
-    QUIRE_TRY(image_verify(to, page_bytes));
-    size_t chunk_count = to->count / QUIRE_CHUNK_BYTES + 1;
-    to->chunks = malloc(chunk_count * sizeof *to->chunks);
-    if (to->chunks == NULL) {
-        return quire_fail(QUIRE_E_NOMEM, "no memory to load %s", path);
-    }
-    for (size_t i = 0; i < chunk_count; i++) {
-        to->chunks[i] = to->bytes + i * QUIRE_CHUNK_BYTES;
-    }
-    to->view = (quire_view){.chunks = to->chunks,
-                            .frame_limit = to->meta.frame_limit,
-                            .epoch = to->meta.epoch,
-                            .page_shift = (uint8_t)__builtin_ctz(page_bytes),
-                            .chunk_shift = (uint8_t)(__builtin_ctz(QUIRE_CHUNK_BYTES) - __builtin_ctz(page_bytes))};
-    to->view.table[0] = to->meta.catalog;
-    return QUIRE_OK;
+    return image_view(to, page_bytes);
 }
 
 static void image_close(image *from) {
@@ -483,10 +488,12 @@ static int image_load(quire_arena *arena, const image *from) {
     return quire_catalog_each(&from->view, load_set, &state);
 }
 
+static int load_checked(quire_arena *arena) {
+    return arena->read_only ? quire_fail(QUIRE_E_READONLY, "%s is open read-only", arena->path) : QUIRE_OK;
+}
+
 static int load_file(quire_arena *arena, const char *path) {
-    if (arena->read_only) {
-        return quire_fail(QUIRE_E_READONLY, "%s is open read-only", arena->path);
-    }
+    QUIRE_TRY(load_checked(arena));
     image from = {0};
     int rc = image_open(&from, path, arena->page_bytes);
     if (rc == QUIRE_OK) {
@@ -499,4 +506,24 @@ static int load_file(quire_arena *arena, const char *path) {
 int quire_arena_load_file(quire_arena *arena, const char *path) {
     QUIRE_TRY(quire_arena_enter(arena));
     return quire_arena_left(arena, load_file(arena, path));
+}
+
+static int load_bytes(quire_arena *arena, const void *bytes, size_t count, const char *name) {
+    QUIRE_TRY(load_checked(arena));
+    if ((uintptr_t)bytes % _Alignof(uint64_t) != 0) {
+        return quire_fail(QUIRE_E_INVALID, "%s lies at %p in memory: an image must be aligned for its words", name,
+                          bytes);
+    }
+    image from = {.path = name, .bytes = (uint8_t *)bytes, .count = count}; /* only read */
+    int rc = image_view(&from, arena->page_bytes);
+    if (rc == QUIRE_OK) {
+        rc = image_load(arena, &from);
+    }
+    free(from.chunks);
+    return rc;
+}
+
+int quire_arena_load(quire_arena *arena, const void *bytes, size_t count, const char *name) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, load_bytes(arena, bytes, count, name));
 }

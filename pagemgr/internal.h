@@ -133,6 +133,12 @@ struct quire_snap {
     struct quire_snap *all_next, **all_at; /* every open snapshot of the arena; *all_at is this one */
 };
 
+/* The state of epoch to is the one of epoch from again (quire_arena_restore). */
+typedef struct {
+    uint32_t from;
+    uint32_t to;
+} quire_restored;
+
 struct quire_budget {
     uint64_t bytes_max;
     uint64_t bytes_used;
@@ -207,6 +213,8 @@ struct quire_arena {
     quire_snap *named;
     quire_snap *all;
     uint64_t snap_count;
+    quire_restored *restored; /* by epoch; those that a snapshot may lie before */
+    size_t restored_count;
 };
 
 extern uint32_t quire_fork_generation;

@@ -425,6 +425,31 @@ class Arena(Face):
         with self._lock:
             check(lib.quire_arena_abort(self._live()))
 
+    def restore(self, snapshot: ArenaSnapshot) -> int:
+        """Makes the state of a snapshot of this arena the last commit again, and gives its new epoch.
+
+        What is not committed is dropped. Structures that the snapshot has stay usable, but for those destroyed since,
+        or destroyed and made again: open these once more. The snapshot, and those taken since, stay as they are.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     users = pm.map("users")
+        ...     users[b"alice"] = b"1"
+        ...     epoch = pm.commit()
+        ...     with pm.snapshot() as s:
+        ...         users[b"alice"] = b"2"
+        ...         epoch = pm.commit()
+        ...         pm.restore(s) > epoch, users[b"alice"]
+        (True, b'1')
+        """
+        if not isinstance(snapshot, ArenaSnapshot):
+            raise InvalidError(f"restore what? give a snapshot of this arena, not {type(snapshot).__name__}")
+        self._refuse_own_thread()
+        with snapshot._handle.gate, self._lock:
+            arena = self._live()
+            check(lib.quire_arena_restore(arena, snapshot._handle.pointer))
+            return int(lib.quire_arena_epoch(arena))
+
     def sync(self) -> None:
         """Makes the last commit of a file arena survive a loss of power, too."""
         with self._lock:
@@ -530,6 +555,26 @@ class Arena(Face):
         self._refuse_own_thread()
         with self._lock:
             check_found(lib.quire_arena_load_file(self._live(), os.fsencode(path)), "image", os.fsdecode(path))
+
+    def load_bytes(self, image: bytes | bytearray | memoryview, name: str = "the image") -> None:
+        """As ``load``, of an image that is in memory; name stands for it in messages.
+
+        >>> import quire, tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder, quire.PageManager() as pm, quire.PageManager() as other:
+        ...     pm.map("users")[b"alice"] = b"1"
+        ...     epoch = pm.commit()
+        ...     with pm.snapshot() as s:
+        ...         s.save(pathlib.Path(folder, "users.image"))
+        ...     other.load_bytes(pathlib.Path(folder, "users.image").read_bytes())
+        ...     other.map("users")[b"alice"]
+        b'1'
+        """
+        if not isinstance(image, (bytes, bytearray, memoryview)):
+            raise InvalidError(f"an image is bytes or bytes-like here, not {type(image).__name__}: load() takes a path")
+        data = bytes(image)  # also aligned, which a slice may not be
+        self._refuse_own_thread()
+        with self._lock:
+            check(lib.quire_arena_load(self._live(), data, len(data), name.encode("utf-8", "replace")))
 
 
 def open_arena(options: Any, wait: float, out: Any) -> None:

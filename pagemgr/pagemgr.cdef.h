@@ -44,6 +44,7 @@ uint32_t quire_arena_page_bytes(const quire_arena *arena);
 uint32_t quire_arena_epoch(const quire_arena *arena);
 int quire_arena_commit(quire_arena *arena);
 int quire_arena_abort(quire_arena *arena);
+int quire_arena_restore(quire_arena *arena, quire_snap *snap);
 int quire_arena_sync(quire_arena *arena);
 int quire_arena_check(quire_arena *arena);
 
@@ -103,3 +104,4 @@ int quire_snap_view(quire_snap *snap, const char *name, uint32_t kind, quire_vie
 int quire_snap_list(quire_snap *snap, quire_set_info *infos, size_t max, size_t *count);
 int quire_snap_write_file(quire_snap *snap, const char *path);
 int quire_arena_load_file(quire_arena *arena, const char *path);
+int quire_arena_load(quire_arena *arena, const void *bytes, size_t count, const char *name);

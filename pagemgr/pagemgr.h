@@ -93,6 +93,9 @@ int quire_arena_reserve(quire_arena *arena, uint64_t page_count);
 int quire_arena_commit(quire_arena *arena);
 /* Goes back to the last commit. */
 int quire_arena_abort(quire_arena *arena);
+/* Makes the state of a snapshot (of all sets) the last commit again, and drops what is not committed. Costs a walk of the page tables,
+ * as abort does. Handles on sets that the snapshot has stay usable, unless the set was destroyed since, by a restore too. */
+int quire_arena_restore(quire_arena *arena, quire_snap *snap);
 /* File arenas: makes the last commit survive a loss of power, too. Without it a file arena outlives its processes but not
  * the machine's run; opening it after a restart of the machine is then QUIRE_E_CORRUPT. Nothing on anonymous arenas. */
 int quire_arena_sync(quire_arena *arena);
@@ -151,7 +154,7 @@ typedef struct quire_set {
     uint32_t set_id;
     uint32_t kind;            /* the structure's own tag; a set is opened only as what it was made */
     uint32_t generation;      /* grows when the set's content is replaced under its users: abort, load */
-    uint32_t epoch_created;   /* 0: it was there when the arena was opened */
+    uint32_t epoch_created;   /* or of the state it was found in, when the arena was opened or restored */
     uint32_t epoch_destroyed; /* 0: it was not */
     bool gone;                /* destroyed, or made in a transaction that was aborted */
     bool dirty;               /* its catalog entry is behind */
@@ -274,6 +277,9 @@ int quire_snap_create(quire_arena *arena, const char *name, const char *const *s
 int quire_snap_find(quire_arena *arena, const char *name, quire_snap **snap); /* the same object: one release in all */
 void quire_snap_release(quire_snap *snap);
 uint32_t quire_snap_epoch(const quire_snap *snap);
+/* True if the newer epoch's state came from the older one's: no restore to a still older one lies between. Both are pinned. Only the
+ * process that restores knows. */
+bool quire_epoch_follows(quire_arena *arena, uint32_t newer, uint32_t older);
 /* QUIRE_E_NOTFOUND if the snapshot has no such set; kind as in quire_set_open. */
 int quire_snap_view(quire_snap *snap, const char *name, uint32_t kind, quire_view *view);
 int quire_snap_list(quire_snap *snap, quire_set_info *infos, size_t max, size_t *count); /* as quire_set_list */
@@ -291,5 +297,7 @@ int quire_snap_write_file(quire_snap *snap, const char *path); /* to a temporary
 /* Adds every set of an image to the state being written. QUIRE_E_EXISTS if one of the names is taken, QUIRE_E_CORRUPT if
  * a checksum fails; nothing is changed then. */
 int quire_arena_load_file(quire_arena *arena, const char *path);
+/* The same from memory that is aligned for a uint64_t; name stands for it in messages. */
+int quire_arena_load(quire_arena *arena, const void *bytes, size_t count, const char *name);
 
 #endif

@@ -760,13 +760,8 @@ int quire_set_changed(quire_set *set, uint32_t since, quire_page_state *pages, s
 
 /* ------------------------------------------------------------------------------------------------ commit, abort */
 
-static int commit(quire_arena *arena) {
-    QUIRE_TRY(writable(arena));
-    if (!arena->changed && arena->epoch_sealed == arena->epoch_committed) {
-        return QUIRE_OK;
-    }
-    QUIRE_TRY(quire_arena_seal(arena));
-    uint32_t epoch = arena->epoch_sealed;
+/* Makes meta the committed state, by one aligned store (I4). */
+static int publish(quire_arena *arena, quire_meta *meta) {
     quire_header *header = arena->header;
     if (__atomic_load_n(&header->synced, __ATOMIC_RELAXED) != 0) {
         /* From here on frames of the synced state may be reused, in whatever order the system writes them. */
@@ -775,19 +770,29 @@ static int commit(quire_arena *arena) {
             return quire_fail(QUIRE_E_IO, "cannot sync the header of %s", arena->path);
         }
     }
-    quire_meta meta = {.epoch = epoch,
+    meta->crc = quire_meta_crc(meta);
+    uint64_t slot = (__atomic_load_n(&header->current, __ATOMIC_RELAXED) & 1) ^ 1;
+    uint64_t *to = (uint64_t *)&header->meta[slot];
+    const uint64_t *from = (const uint64_t *)meta;
+    for (size_t i = 0; i < sizeof *meta / sizeof *to; i++) {
+        __atomic_store_n(&to[i], from[i], __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&header->current, (uint64_t)meta->epoch << 1 | slot, __ATOMIC_SEQ_CST); /* the commit */
+    return QUIRE_OK;
+}
+
+static int commit(quire_arena *arena) {
+    QUIRE_TRY(writable(arena));
+    if (!arena->changed && arena->epoch_sealed == arena->epoch_committed) {
+        return QUIRE_OK;
+    }
+    QUIRE_TRY(quire_arena_seal(arena));
+    quire_meta meta = {.epoch = arena->epoch_sealed,
                        .frame_limit = arena->frame_limit,
                        .catalog = arena->catalog.view.table[0],
                        .set_count = arena->set_count};
-    meta.crc = quire_meta_crc(&meta);
-    uint64_t slot = (__atomic_load_n(&header->current, __ATOMIC_RELAXED) & 1) ^ 1;
-    uint64_t *to = (uint64_t *)&header->meta[slot];
-    const uint64_t *from = (const uint64_t *)&meta;
-    for (size_t i = 0; i < sizeof meta / sizeof *to; i++) {
-        __atomic_store_n(&to[i], from[i], __ATOMIC_RELAXED);
-    }
-    __atomic_store_n(&header->current, (uint64_t)epoch << 1 | slot, __ATOMIC_SEQ_CST); /* the commit */
-    arena->epoch_committed = epoch;
+    QUIRE_TRY(publish(arena, &meta));
+    arena->epoch_committed = meta.epoch;
     arena->dirty_count = 0;
     quire_retired_sweep(arena);
     quire_arena_trim(arena);
@@ -812,6 +817,91 @@ static int roll_back(quire_arena *arena) {
 int quire_arena_abort(quire_arena *arena) {
     QUIRE_TRY(quire_arena_enter(arena));
     return quire_arena_left(arena, roll_back(arena));
+}
+
+/* Room for one more restore; those before all snapshots tell nothing any more. */
+static int restored_room(quire_arena *arena) {
+    pthread_mutex_lock(&arena->pins_mutex);
+    uint32_t oldest = UINT32_MAX;
+    for (const quire_local_pin *pin = arena->pins; pin != NULL; pin = pin->next) {
+        oldest = pin->epoch < oldest ? pin->epoch : oldest;
+    }
+    size_t gone = 0;
+    while (gone < arena->restored_count && arena->restored[gone].to <= oldest) {
+        gone++;
+    }
+    arena->restored_count -= gone;
+    if (gone != 0) {
+        memmove(arena->restored, arena->restored + gone, arena->restored_count * sizeof *arena->restored);
+    }
+    quire_restored *grown = realloc(arena->restored, (arena->restored_count + 1) * sizeof *grown);
+    arena->restored = grown == NULL ? arena->restored : grown;
+    pthread_mutex_unlock(&arena->pins_mutex);
+    return grown == NULL ? quire_fail(QUIRE_E_NOMEM, "no memory to note a restore") : QUIRE_OK;
+}
+
+static void restored_add(quire_arena *arena, uint32_t from, uint32_t to) {
+    pthread_mutex_lock(&arena->pins_mutex);
+    arena->restored[arena->restored_count++] = (quire_restored){from, to};
+    pthread_mutex_unlock(&arena->pins_mutex);
+}
+
+bool quire_epoch_follows(quire_arena *arena, uint32_t newer, uint32_t older) {
+    pthread_mutex_lock(&arena->pins_mutex);
+    uint32_t at = newer;
+    for (size_t i = arena->restored_count; i-- > 0 && at >= older;) {
+        const quire_restored *restored = &arena->restored[i];
+        if (restored->to <= at && restored->to > older) {
+            at = restored->from;
+        }
+    }
+    pthread_mutex_unlock(&arena->pins_mutex);
+    return at >= older;
+}
+
+/* An object that is gone, or was made later than the snapshot, stands for no set that the snapshot has, whatever its name. */
+static void sets_disown(quire_arena *arena, uint32_t epoch) {
+    for (quire_set *set = arena->sets; set != NULL; set = set->next) {
+        if (set->gone || set->epoch_created > epoch) {
+            set->epoch_created = UINT32_MAX;
+        }
+    }
+}
+
+static int count_set(void *context, const char *name, uint32_t kind) {
+    (void)name;
+    (void)kind;
+    ++*(uint32_t *)context;
+    return QUIRE_OK;
+}
+
+/* The old state comes back under a new epoch, so that epochs only grow (I5) and its frames, all older, are copied before a change. */
+static int restore(quire_arena *arena, quire_snap *snap) {
+    QUIRE_TRY(writable(arena));
+    if (snap->arena != arena) {
+        return quire_fail(QUIRE_E_INVALID, "the snapshot is of another arena: only one of its own can be restored");
+    }
+    if (snap->sets != NULL) {
+        return quire_fail(QUIRE_E_INVALID, "the snapshot is of some sets only: restore one of all sets");
+    }
+    if (arena->epoch_writing >= QUIRE_EPOCH_MAX) {
+        return quire_fail(QUIRE_E_FULL,
+                          "epoch %u is the last an arena can have: write it out and load it into a new one",
+                          arena->epoch_writing);
+    }
+    QUIRE_TRY(restored_room(arena));
+    quire_meta meta = {
+        .epoch = arena->epoch_writing, .frame_limit = arena->frame_limit, .catalog = snap->pin->catalog.table[0]};
+    QUIRE_TRY(quire_snap_each(snap, count_set, &meta.set_count));
+    QUIRE_TRY(publish(arena, &meta));
+    restored_add(arena, snap->pin->epoch, meta.epoch);
+    sets_disown(arena, snap->pin->epoch);
+    return quire_arena_recover(arena, &meta);
+}
+
+int quire_arena_restore(quire_arena *arena, quire_snap *snap) {
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, restore(arena, snap));
 }
 
 /* ------------------------------------------------------------------------------------------------ recovery */
@@ -882,6 +972,7 @@ static int adopt_set(void *context, const quire_catalog_entry *entry) {
         if (set == NULL) {
             return quire_fail(QUIRE_E_NOMEM, "no memory for a set");
         }
+        set->epoch_created = arena->epoch_committed;
     }
     set->view.frame_limit = arena->frame_limit;
     memcpy(set->view.table, entry->table, sizeof set->view.table);

@@ -34,6 +34,7 @@ struct quire_cursor {
     quire_view view;
     quire_position position;
     bool reverse;
+    bool passing; /* no pin: the caller sees to it that nothing changes meanwhile */
     bool ended;
     bool has_lo, has_hi;
     quire_buffer lo, hi;
@@ -187,6 +188,10 @@ static inline int find(quire_kv *kv, const uint8_t *key, size_t key_bytes, const
 }
 
 /* ------------------------------------------------------------------------------------------------ one key */
+
+quire_arena *quire_kv_arena(quire_kv *kv) {
+    return kv->at.set != NULL ? kv->at.set->view.arena : NULL;
+}
 
 int quire_kv_count(quire_kv *kv, uint64_t *count) {
     QUIRE_TRY(quire_handle_enter(&kv->at));
@@ -643,17 +648,23 @@ static int cursor_fill(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const u
     QUIRE_TRY(bound_copy(lo, lo_bytes, &cursor->lo, &cursor->has_lo));
     QUIRE_TRY(bound_copy(hi, hi_bytes, &cursor->hi, &cursor->has_hi));
     QUIRE_TRY(quire_handle_enter(&kv->at));
-    int rc = quire_handle_pin(&kv->at, &cursor->snap, &cursor->view);
+    int rc = QUIRE_OK;
+    if (cursor->passing) {
+        cursor->view = *view_of(kv);
+    } else {
+        rc = quire_handle_pin(&kv->at, &cursor->snap, &cursor->view);
+    }
     quire_handle_leave(&kv->at);
     return rc == QUIRE_OK ? cursor_rewind(cursor) : rc;
 }
 
 int quire_cursor_open(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const uint8_t *hi, size_t hi_bytes,
                       unsigned flags, quire_cursor **cursor) {
-    if ((flags & ~(unsigned)QUIRE_CURSOR_REVERSE) != 0) {
-        return quire_fail(QUIRE_E_INVALID, "cursor flags %#x; only %#x is known", flags, QUIRE_CURSOR_REVERSE);
+    if ((flags & ~(unsigned)(QUIRE_CURSOR_REVERSE | QUIRE_CURSOR_PASSING)) != 0) {
+        return quire_fail(QUIRE_E_INVALID, "cursor flags %#x; only %#x are known", flags,
+                          QUIRE_CURSOR_REVERSE | QUIRE_CURSOR_PASSING);
     }
-    if (kv->ops->seek == NULL && (lo != NULL || hi != NULL || flags != 0)) {
+    if (kv->ops->seek == NULL && (lo != NULL || hi != NULL || (flags & QUIRE_CURSOR_REVERSE) != 0)) {
         return quire_fail(QUIRE_E_INVALID, "an unordered map has no bounds and no reverse: use an ordered map");
     }
     quire_cursor *made = calloc(1, sizeof *made);
@@ -662,6 +673,7 @@ int quire_cursor_open(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const ui
     }
     made->ops = kv->ops;
     made->reverse = (flags & QUIRE_CURSOR_REVERSE) != 0;
+    made->passing = (flags & QUIRE_CURSOR_PASSING) != 0;
     int rc = cursor_fill(kv, lo, lo_bytes, hi, hi_bytes, made);
     if (rc != QUIRE_OK) {
         quire_cursor_close(made);
@@ -874,6 +886,11 @@ int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit,
         rc = quire_fail(QUIRE_E_INVALID,
                         "the newer state is of epoch %" PRIu32 ", the older of %" PRIu32 ": exchange them", view.epoch,
                         older->at.view.epoch);
+    } else if (!quire_epoch_follows(view.arena, view.epoch, older->at.view.epoch)) {
+        rc = quire_fail(QUIRE_E_INVALID,
+                        "a restore lies between epochs %" PRIu32 " and %" PRIu32
+                        ", so that the newer state did not come from the older: read both in full",
+                        older->at.view.epoch, view.epoch);
     } else {
         difference d = {
             .ops = newer->ops, .newer = &view, .older = &older->at.view, .visit = visit, .context = context};

@@ -29,6 +29,8 @@ typedef struct quire_cursor quire_cursor;
 int quire_kv_open(quire_arena *arena, const char *name, quire_kind kind, quire_kv **kv);
 int quire_kv_open_snap(quire_snap *snap, const char *name, quire_kind kind, quire_kv **kv);
 void quire_kv_close(quire_kv *kv);
+/* The arena of a live structure, to enter for several calls; NULL on a snapshot. */
+quire_arena *quire_kv_arena(quire_kv *kv);
 
 int quire_kv_count(quire_kv *kv, uint64_t *count);
 /* QUIRE_OK with the value (the first of several), or QUIRE_E_NOTFOUND. */
@@ -69,6 +71,7 @@ typedef struct {
     int64_t row_count, row_capacity, null_count;
 } quire_column;
 void quire_column_free(quire_column *column);
+int quire_column_add(quire_column *column, const uint8_t *bytes, size_t count);
 
 /* A row per key, null where the key is missing. To get, contains and remove a null key is one that is missing. */
 int quire_kv_get_many(quire_kv *kv, const quire_rows *keys, quire_column *values);
@@ -82,9 +85,13 @@ int quire_kv_remove_many(quire_kv *kv, const quire_rows *keys, uint8_t *found, i
 
 /* ------------------------------------------------------------------------------------------------ cursors */
 
-enum { QUIRE_CURSOR_REVERSE = 1 };
+enum {
+    QUIRE_CURSOR_REVERSE = 1, /* ordered only */
+    QUIRE_CURSOR_PASSING =
+        2, /* pins nothing: opened, used and closed while the caller has entered the arena and writes nothing */
+};
 
-/* Over lo <= key < hi, NULL for an open bound (both NULL, and no flags, for an unordered map). Sees the structure as it is now,
+/* Over lo <= key < hi, NULL for an open bound (both NULL for an unordered map). Sees the structure as it is now,
  * whatever is written later. */
 int quire_cursor_open(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const uint8_t *hi, size_t hi_bytes,
                       unsigned flags, quire_cursor **cursor);

@@ -74,7 +74,6 @@ static inline bool quire_rows_null(const quire_rows *rows, int64_t row) {
     int64_t i = rows->offset + row;
     return rows->validity != NULL && (rows->validity[i >> 3] >> (i & 7) & 1) == 0;
 }
-int quire_column_add(quire_column *column, const uint8_t *bytes, size_t count);
 int quire_column_add_null(quire_column *column);
 
 /* Accounts for each page of a set once; check functions share it. */

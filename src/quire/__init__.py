@@ -10,6 +10,7 @@
 b'1'
 """
 
+from quire.jvm_bridge.jar import BuildError, jar
 from quire.pagemgr import (
     BusyError,
     ClosedError,
@@ -29,11 +30,13 @@ from quire.pagemgr import (
     Stats,
     VersionError,
 )
+from quire.statestore import configure
 from quire.structures import Deque, List, Map, OrderedMap, PageManager, Raw, Schema, Snapshot
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BuildError",
     "BusyError",
     "ClosedError",
     "CorruptError",
@@ -60,4 +63,6 @@ __all__ = [
     "Stats",
     "VersionError",
     "__version__",
+    "configure",
+    "jar",
 ]

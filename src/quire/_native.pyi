@@ -1,4 +1,4 @@
-"""The compiled C core. Only quire.pagemgr and quire.structures call it."""
+"""The compiled C core. Only quire.pagemgr, quire.structures and quire.checkpoint call it."""
 
 from typing import Any
 

@@ -12,9 +12,23 @@ import cffi
 
 # Relative to the project's folder, where builds run: setuptools refuses absolute paths.
 ROOT = Path(os.path.relpath(Path(__file__).resolve().parents[2]))
-DECLARATIONS = ["pagemgr/pagemgr.cdef.h", "structures/structures.cdef.h", "structures/rowcodec.cdef.h"]
-HEADERS = ["pagemgr/pagemgr.h", "structures/kv.h", "structures/sequence.h", "structures/rowcodec.h"]
-LAYERS = ["pagemgr", "structures"]
+DECLARATIONS = [
+    "pagemgr/pagemgr.cdef.h",
+    "structures/structures.cdef.h",
+    "structures/rowcodec.cdef.h",
+    "checkpoint/checkpoint.cdef.h",
+    "statestore/family.cdef.h",
+]
+HEADERS = [
+    "pagemgr/pagemgr.h",
+    "structures/kv.h",
+    "structures/sequence.h",
+    "structures/rowcodec.h",
+    "checkpoint/container.h",
+    "checkpoint/delta.h",
+    "statestore/family.h",
+]
+LAYERS = ["pagemgr", "structures", "checkpoint", "statestore"]
 
 # Pages are read as bytes and as structs by turns, hence no strict aliasing.
 COMPILE = ["-std=c11", "-D_GNU_SOURCE", "-O3", "-g", "-fno-strict-aliasing", "-fvisibility=hidden", "-Wall", "-Wextra"]

@@ -9,7 +9,6 @@ import pytest
 
 import quire
 import quire.cli
-import quire.demo
 
 
 def numbered(count, size=100):
@@ -574,22 +573,6 @@ def test_damaged_files_never_crash(path):
 
 
 # ------------------------------------------------------------------------------------------------ the command line
-
-
-def test_demo_without_a_place_for_its_arena(tmp_path, capsys):
-    assert quire.cli.main(["demo", "--arena", str(tmp_path / "no" / "x")]) == 1
-    told = capsys.readouterr()
-    assert "no arena can be made" in told.err and "Killed" not in told.out
-
-
-def test_demo_whose_worker_fails_tells_no_story(path, capfd, monkeypatch):
-    failing = [sys.executable, "-c", "raise SystemExit(3)"]
-    monkeypatch.setattr(
-        quire.demo, "start", lambda *_, **__: subprocess.Popen(failing, stdout=subprocess.PIPE, text=True)
-    )
-    assert quire.cli.main(["demo", "--arena", str(path), "--batches", "4", "--clicks", "5"]) == 1
-    told = capfd.readouterr().out
-    assert "exit code 3" in told and "Killed" not in told
 
 
 def test_bench_alone_says_what_there_is(capsys):

@@ -13,7 +13,10 @@ PAIRS = {
     "pagemgr/pagemgr.cdef.h": ["pagemgr/error.h", "pagemgr/pagemgr.h"],
     "structures/structures.cdef.h": ["structures/record.h", "structures/kv.h", "structures/sequence.h"],
     "structures/rowcodec.cdef.h": ["structures/rowcodec.h"],
+    "checkpoint/checkpoint.cdef.h": ["checkpoint/container.h", "checkpoint/delta.h"],
+    "statestore/family.cdef.h": ["statestore/family.h"],
 }
+LAYERS = ("pagemgr", "structures", "checkpoint", "statestore")
 DECLARATION = re.compile(
     r"(?:^|[;}] ?)(?:static inline )?((?:const |struct )*\w+ \**(quire_\w+)\((?:[^()]|\([^()]*\))*\))"
 )
@@ -58,16 +61,14 @@ def test_every_function_that_python_uses_is_declared(source_root):
     declared = set()
     for path in PAIRS:
         declared |= set(declarations(code_of(source_root / path)))
-    for folder in ("pagemgr", "structures"):
+    for folder in LAYERS:
         for path in (source_root / folder).glob("*.py"):
             used = set(re.findall(r"\blib\.(quire_\w+)", path.read_text())) - {"quire_python_visit_change"}
             assert {name for name in used if not name.startswith("quire_python_")} <= declared, path
 
 
 def test_no_declaration_is_unused(source_root):
-    text = "".join(
-        path.read_text() for folder in ("pagemgr", "structures") for path in (source_root / folder).glob("*.py")
-    )
+    text = "".join(path.read_text() for folder in LAYERS for path in (source_root / folder).glob("*.py"))
     text += "".join(path.read_text() for path in (source_root / "tests").rglob("*.py"))
     for declared in PAIRS:
         for name in declarations(code_of(source_root / declared)):

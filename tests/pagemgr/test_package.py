@@ -14,7 +14,7 @@ import quire
 
 def modules():
     names = ["quire", "quire.cli", "quire.demo"]
-    for package in ("quire.pagemgr", "quire.structures"):
+    for package in ("quire.pagemgr", "quire.structures", "quire.checkpoint", "quire.statestore", "quire.jvm_bridge"):
         names += [
             package,
             *(f"{package}.{found.name}" for found in pkgutil.iter_modules(importlib.import_module(package).__path__)),
@@ -37,13 +37,10 @@ def run(*arguments):
     return subprocess.run([sys.executable, "-m", "quire", *arguments], capture_output=True, text=True, timeout=300)
 
 
-def test_the_demo_succeeds_and_says_so(tmp_path):
-    done = run("demo", "--batches", "5", "--clicks", "3000", "--arena", str(tmp_path / "demo.arena"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the final counts are right" in done.stdout
-    again = run("demo", "--arena", str(tmp_path / "demo.arena"))
-    assert again.returncode == 1
-    assert "is there already" in again.stderr
+def test_the_demo_keeps_off_a_checkpoint_that_is_there(tmp_path):
+    done = run("demo", "--checkpoint", str(tmp_path))
+    assert done.returncode == 1
+    assert "is there already" in done.stderr
 
 
 def test_command_line():
@@ -74,7 +71,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(source_root, tmp_path):
     top = {name.split("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == {"quire"}
     inside = {name for name in names if name.startswith("quire/")}
-    assert {name.rsplit(".", 1)[1] for name in inside} == {"py", "so", "typed", "pyi"}
+    assert {name.rsplit(".", 1)[1] for name in inside} == {"py", "so", "typed", "pyi", "c", "h", "scala"}
     wanted = [
         "__init__.py",
         "py.typed",
@@ -82,6 +79,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(source_root, tmp_path):
         "structures/maps.py",
         "structures/schema.py",
         "bench/__init__.py",
+        "pagemgr/pages.c",
+        "jvm_bridge/quire_jni.c",
+        "jvm_bridge/scala/QuireStateStoreProvider.scala",
     ]
     assert {f"quire/{name}" for name in wanted} <= inside
     assert sum(name.endswith(".so") for name in inside) == 1

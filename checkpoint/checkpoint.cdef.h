@@ -1,0 +1,80 @@
+/* What Python calls of container.h and delta.h; the compiler checks each line against them. */
+#define QUIRE_FILE_HEADER_BYTES_MIN 72
+#define QUIRE_FILE_HEADER_BYTES_MAX 4096
+#define QUIRE_FRAME_HEADER_BYTES 24
+#define QUIRE_FRAME_END_BYTES 32
+#define QUIRE_FRAME_BYTES_MAX ...
+
+typedef enum { QUIRE_FILE_DELTA = 1, QUIRE_FILE_BASE = 2 } quire_file_kind;
+#define QUIRE_FILE_ROW_CHECKSUMS ...
+typedef enum { QUIRE_FRAME_RECORDS = 1, QUIRE_FRAME_IMAGE = 2, QUIRE_FRAME_END = 3 } quire_frame_kind;
+
+typedef struct {
+    const char *bytes;
+    size_t count;
+} quire_text;
+
+typedef struct {
+    quire_file_kind kind;
+    uint64_t version;
+    uint64_t parent_version;
+    uint64_t operator_id;
+    uint32_t partition_id;
+    uint32_t page_bytes;
+    uint32_t flags;
+    quire_text store_name, id, parent_id, codec;
+} quire_file_header;
+
+int quire_file_header_bytes(const quire_file_header *header);
+int quire_file_header_encode(const quire_file_header *header, uint8_t *bytes, size_t capacity);
+int quire_file_header_peek(const uint8_t *bytes, size_t count);
+int quire_file_header_decode(const uint8_t *bytes, size_t count, quire_file_header *header);
+
+typedef struct {
+    quire_frame_kind kind;
+    uint32_t raw_bytes;
+    uint32_t stored_bytes;
+    uint32_t crc;
+} quire_frame_header;
+int quire_frame_encode(quire_frame_kind kind, uint32_t raw_bytes, const uint8_t *stored, size_t stored_bytes,
+                       uint8_t bytes[QUIRE_FRAME_HEADER_BYTES]);
+int quire_frame_decode(const uint8_t bytes[QUIRE_FRAME_HEADER_BYTES], quire_frame_header *frame);
+int quire_frame_verify(const quire_frame_header *frame, const uint8_t *stored);
+
+typedef struct {
+    uint64_t frames;
+    uint64_t raw_bytes;
+    uint64_t keys;
+} quire_file_end;
+void quire_file_end_encode(const quire_file_end *end, uint8_t bytes[QUIRE_FRAME_END_BYTES]);
+int quire_file_end_decode(const uint8_t *bytes, size_t count, quire_file_end *end);
+
+typedef int (*quire_delta_sink)(void *context, const uint8_t *payload, size_t count);
+int quire_delta_write(quire_arena *arena, quire_snap *older, quire_delta_sink sink, void *context);
+int quire_delta_apply(quire_arena *arena, const uint8_t *payload, size_t count);
+
+typedef enum {
+    QUIRE_DELTA_FAMILY = 1,
+    QUIRE_DELTA_DROP = 2,
+    QUIRE_DELTA_PUT = 3,
+    QUIRE_DELTA_PUT_ALL = 4,
+    QUIRE_DELTA_REMOVE = 5,
+} quire_delta_op;
+
+typedef struct {
+    const uint8_t *next, *end;
+} quire_delta_reader;
+
+typedef struct {
+    quire_delta_op op;
+    uint32_t kind;
+    const uint8_t *key;
+    size_t key_bytes;
+    const uint8_t *value;
+    size_t value_bytes;
+    uint64_t value_count;
+} quire_delta_record;
+int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record);
+
+/* A callback that Python supplies (checkpoint/delta.py). */
+extern "Python" int quire_python_take_payload(void *context, const uint8_t *payload, size_t count);

@@ -1,0 +1,143 @@
+"""What changed between two states of an arena's maps, as bytes; and those bytes applied to another arena.
+
+A delta is a list of payloads, each of which can be read alone. ``delta.h`` says how their bytes lie.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from quire._native import ffi, lib
+from quire.pagemgr.callbacks import STOP, collect, keep_error
+from quire.pagemgr.errors import CorruptError, InvalidError, check
+from quire.pagemgr.page_manager import Arena, ArenaSnapshot
+from quire.structures.maps import split_values
+
+
+class Op(IntEnum):
+    """What a record does. ``PUT_ALL`` replaces a key's values by several, ``PUT`` by one."""
+
+    FAMILY = lib.QUIRE_DELTA_FAMILY
+    DROP = lib.QUIRE_DELTA_DROP
+    PUT = lib.QUIRE_DELTA_PUT
+    PUT_ALL = lib.QUIRE_DELTA_PUT_ALL
+    REMOVE = lib.QUIRE_DELTA_REMOVE
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of a delta.
+
+    family   the map it belongs to, or that it makes (``FAMILY``) or drops (``DROP``).
+    ordered  whether that is an ordered map; False for a dropped one, whatever it was.
+    key      empty in records that name a family.
+    values   what the key has from then on: one for ``PUT``, one or more for ``PUT_ALL``, else none.
+    """
+
+    op: Op
+    family: str
+    ordered: bool
+    key: bytes = b""
+    values: tuple[bytes, ...] = ()
+
+
+@ffi.def_extern(name="quire_python_take_payload", error=STOP, onerror=keep_error)  # type: ignore[untyped-decorator]
+def take_payload(context: Any, payload: Any, count: int) -> int:
+    """Collects one payload."""
+    return ffi.from_handle(context).add(lambda: bytes(ffi.buffer(payload, count)))  # type: ignore[no-any-return]
+
+
+def write(arena: Arena, older: ArenaSnapshot | None = None) -> list[bytes]:
+    """What changed from an older snapshot of the arena (None: from nothing) to its state being written, as payloads.
+
+    Nothing changed gives no payloads. The cost follows the changes, not the size.
+
+    >>> import quire
+    >>> with quire.PageManager() as pm:
+    ...     users = pm.map("users")
+    ...     users[b"alice"] = b"1"
+    ...     epoch = pm.commit()
+    ...     with pm.snapshot() as older:
+    ...         users[b"bob"] = b"2"
+    ...         [record.key for payload in write(pm, older) for record in records(payload) if record.values]
+    [b'bob']
+    """
+    if older is None:
+        with arena._lock:
+            return _write(arena, ffi.NULL)
+    if not isinstance(older, ArenaSnapshot):
+        raise InvalidError(f"changes since what? give an older snapshot of the arena, not {type(older).__name__}")
+    with older._handle.gate, arena._lock:
+        return _write(arena, older._handle.pointer)
+
+
+def _write(arena: Arena, older: Any) -> list[bytes]:
+    pointer, take = arena._live(), lib.quire_python_take_payload
+    return collect(lambda context: lib.quire_delta_write(pointer, older, take, context))
+
+
+def apply(arena: Arena, payload: bytes) -> None:
+    """Does what one payload says to the state being written.
+
+    After a ``CorruptError`` what came before the bad record has been done: abort the arena.
+
+    >>> import quire
+    >>> with quire.PageManager() as pm, quire.PageManager() as other:
+    ...     pm.map("users")[b"alice"] = b"1"
+    ...     for payload in write(pm):
+    ...         apply(other, payload)
+    ...     other.map("users")[b"alice"]
+    b'1'
+    """
+    data = _payload(payload)
+    with arena._lock:
+        check(lib.quire_delta_apply(arena._live(), data, len(data)))
+
+
+def records(payload: bytes) -> Iterator[Record]:
+    """The records of one payload, in order; ``CorruptError`` at one that makes no sense.
+
+    >>> import quire
+    >>> with quire.PageManager() as pm:
+    ...     pm.map("users")[b"alice"] = b"1"
+    ...     for payload in write(pm):
+    ...         for record in records(payload):
+    ...             print(record.op.name, record.family, record.key, record.values)
+    FAMILY users b'' ()
+    PUT users b'alice' (b'1',)
+    """
+    data = _payload(payload)
+    start = ffi.from_buffer("uint8_t[]", data)  # keeps the bytes that the reader points into
+    reader = ffi.new("quire_delta_reader *", {"next": start, "end": start + len(data)})
+    found = ffi.new("quire_delta_record *")
+    family: Record | None = None
+    while (code := lib.quire_delta_next(reader, found)) != lib.QUIRE_E_NOTFOUND:
+        check(code)
+        record = _record(found, family)
+        family = record if record.op == Op.FAMILY else None if record.op == Op.DROP else family
+        yield record
+
+
+def _payload(payload: Any) -> bytes:
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise InvalidError(
+            f"a payload is bytes or bytes-like, not {type(payload).__name__}: give those of write() singly"
+        )
+    return bytes(payload)
+
+
+def _record(found: Any, family: Record | None) -> Record:
+    op = Op(found.op)
+    key = bytes(ffi.buffer(found.key, found.key_bytes)) if found.key_bytes else b""
+    if op in (Op.FAMILY, Op.DROP):
+        try:
+            name = key.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptError(f"a record of a delta makes no sense: the family's name {key!r} is no UTF-8") from error
+        return Record(op, name, op == Op.FAMILY and found.kind == lib.QUIRE_KIND_ORDERED)
+    if family is None:
+        raise CorruptError("a record of a delta makes no sense: it belongs to no family")
+    value = bytes(ffi.buffer(found.value, found.value_bytes)) if found.value_bytes else b""
+    values = split_values(value, found.value_count) if op == Op.PUT_ALL else [value] * found.value_count
+    return Record(op, family.family, family.ordered, key, tuple(values))
