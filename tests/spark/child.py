@@ -1,0 +1,113 @@
+"""A Spark driver of its own, for tests that kill it or its executors, and for the soak: runs queries, writes batches.
+
+Use: child.py FOLDER PROVIDER MASTER JSON-of-settings QUERY...
+
+Lines it prints: "jvm PID" when Spark is up, "NAME BATCH" when a batch has been written, "sample JSON" now and then if
+the query is "soak", "end" when all is done.
+A batch's rows are in FOLDER/NAME/output/BATCH.json, put there whole or not at all.
+"""
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+from spark import harness, workloads
+
+# A row that takes this long after its state was read keeps a batch open for whoever wants to kill something in it.
+SLOW = "coalesce(reflect('java.lang.Thread', 'sleep', {}L), '') <> 'never'"
+
+# How often the driver is killed; each life of it is a few batches long.
+KILLS = int(os.environ.get("QUIRE_KILLS", "2"))
+BATCHES = max(12, 4 * KILLS)
+QUERIES = {
+    "counts": harness.Workload("counts", workloads.by_key, "update"),
+    "join": harness.Workload("join", workloads.join("full_outer"), sources=2, conf={workloads.JOIN: "3"}),
+    "soak": harness.Workload("soak", workloads.by_window),
+}
+
+
+def frame_of(spark: SparkSession, folder: Path, name: str) -> DataFrame:
+    """The query of that name."""
+    workload = QUERIES[name]
+    if name == "soak":
+        return workload.build(harness.stream(spark, folder / name / "source0"))
+    return workload.build(*(harness.ticks(spark, (name, side)) for side in range(workload.sources)))
+
+
+def launch(spark: SparkSession, folder: Path, name: str, milliseconds: int) -> StreamingQuery:
+    """Starts one query; its batches go to files."""
+    output = folder / name / "output"
+    output.mkdir(parents=True, exist_ok=True)
+
+    def write(batch: DataFrame, number: int) -> None:
+        rows = Counter(harness.shown(row) for row in batch.collect())
+        draft = output / f"{number}.draft"
+        draft.write_text(json.dumps(rows), encoding="utf-8")
+        draft.rename(output / f"{number}.json")
+        print(name, number, flush=True)
+
+    frame = frame_of(spark, folder, name)
+    if milliseconds:
+        frame = frame.where(SLOW.format(milliseconds))
+    writer = frame.writeStream.outputMode(QUERIES[name].mode).foreachBatch(write)
+    writer = writer.option("checkpointLocation", str(folder / name / "checkpoint"))
+    return (writer.trigger(availableNow=True) if name == "soak" else writer).start()
+
+
+def enough(query: StreamingQuery, output: Path) -> None:
+    """Waits for the batches that are wanted; raises what the query failed with."""
+    while query.isActive and not (output / f"{BATCHES - 1}.json").exists():
+        time.sleep(0.1)
+    query.stop()
+    query.awaitTermination()
+
+
+def soak(query: StreamingQuery, checkpoint: Path) -> None:
+    """Prints, every few batches, what the query holds."""
+    last = -10
+    while query.isActive:
+        progress = query.lastProgress
+        if progress is None or progress["batchId"] < last + 10 or not progress["stateOperators"]:
+            time.sleep(0.1)
+            continue
+        last, state = progress["batchId"], progress["stateOperators"][0]
+        sample = {
+            "batch": last,
+            "rows": state["numRowsTotal"],
+            "memory": state["memoryUsedBytes"],
+            "files": sum(1 for path in (checkpoint / "state").rglob("*") if path.is_file()),
+            "metrics": dict(state["customMetrics"]),
+        }
+        print("sample", json.dumps(sample), flush=True)
+
+
+def main() -> None:
+    folder, provider, master, conf, *names = sys.argv[1:]
+    given = json.loads(conf)
+    milliseconds = int(given.pop("slow", 0))
+    spark = harness.session(master, given)
+    print("jvm", spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
+    queries = []
+    for name in names:
+        with harness.settings(spark, {**QUERIES[name].conf, harness.STORE + "providerClass": provider}):
+            queries.append(launch(spark, Path(folder), name, milliseconds))
+    for name, query in zip(names, queries, strict=True):
+        if name == "soak":
+            soak(query, Path(folder) / name / "checkpoint")
+            query.awaitTermination()
+        else:
+            enough(query, Path(folder) / name / "output")
+    print("end", flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    main()
