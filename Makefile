@@ -5,19 +5,20 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-CORE   := $(wildcard pagemgr/*.[ch] structures/*.[ch])
-C_TEXT := $(filter-out %.cdef.h,$(CORE)) $(wildcard tests/c/*.[ch])
+CORE   := $(wildcard pagemgr/*.[ch] structures/*.[ch] checkpoint/*.[ch] statestore/*.[ch])
+C_TEXT := $(filter-out %.cdef.h,$(CORE)) $(wildcard jvm_bridge/*.[ch] tests/c/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test conformance lint bench clean
 
 help:
 	@echo "make setup   make the virtual environment $(VENV)/ with Quire and all tools in it"
-	@echo "make demo    show the core at work: counting, snapshots, a crash and the recovery from it"
-	@echo "make test    run all tests, then again under the address, undefined-behaviour and thread sanitizers"
+	@echo "make demo    run a streaming query on local Spark with Quire as its state store, kill it, and lose nothing"
+	@echo "make test    run all tests, a part of Spark's own among them, then again under sanitizers"
+	@echo "make conformance  run all of Spark's own streaming tests on Quire's provider (takes an hour)"
 	@echo "make lint    check format, style and types of the Python and C code"
 	@echo "make bench   run the benchmarks"
-	@echo "make clean   remove everything that was built (downloads stay in pip's cache)"
+	@echo "make clean   remove everything that was built (downloads stay in pip's and Maven's caches)"
 
 $(STAMPS)/venv: tools/check_machine.sh
 	@echo "== Checking this machine"
@@ -45,6 +46,9 @@ demo: $(STAMPS)/quire
 
 test: $(STAMPS)/quire
 	@$(BIN)/python tools/run_tests.py
+
+conformance: $(STAMPS)/quire
+	@$(BIN)/python tests/conformance/run.py
 
 lint: $(STAMPS)/tools
 	@echo "== Python: style"

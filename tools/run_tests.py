@@ -1,12 +1,14 @@
 """Runs the tests in rings, each on top of the one before, and ends with one line a ring and a total.
 
-1. pytest on the installed package.
-2. pytest again on a build of the core with the address and undefined-behaviour sanitizers, with a search for leaks.
-3. The C programs in tests/c, each compiled with the core and the thread sanitizer.
+1. pytest on the installed package, queries on real Spark included.
+2. A part of Spark's own streaming tests on Quire's provider (all of them: make conformance).
+3. pytest again on a build of the core with the address and undefined-behaviour sanitizers, with a search for leaks.
+4. The C programs in tests/c, each compiled with the core and the thread sanitizer.
 
 Use: run_tests.py [arguments for pytest]; with arguments only the first ring runs.
 """
 
+import json
 import os
 import re
 import shutil
@@ -18,7 +20,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
-CORE = sorted([*ROOT.glob("pagemgr/*.c"), *ROOT.glob("structures/*.c")])
+LAYERS = ["pagemgr", "structures", "checkpoint", "statestore"]
+CORE = sorted(path for layer in LAYERS for path in ROOT.glob(f"{layer}/*.c"))
+# A JVM does not run under the sanitizers.
+ON_SPARK = ["tests/spark", "tests/jvm_bridge", "tests/bench/test_spark_bench.py"]
 
 
 class Ring:
@@ -78,6 +83,29 @@ def ring_plain(arguments: list[str]) -> Ring:
     return ring
 
 
+def ring_conformance() -> Ring:
+    """The quick part of Spark's own tests."""
+    ring = Ring("Spark's own tests")
+    report = BUILD / "conformance" / "report.json"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "tests/conformance/run.py", "--quick"]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if not report.exists():
+        ring.fail(f"tests/conformance/run.py ended with exit code {code} before it could report")
+        return ring
+    for suite in json.loads(report.read_text())["suites"]:
+        for test in suite["tests"]:
+            if test["status"] == "passed":
+                ring.passed += 1
+            elif test["left_out"] or test["status"] in ("canceled", "pending", "ignored"):
+                ring.skipped += 1
+            else:
+                ring.fail(f"{suite['suite'].rpartition('.')[2]}: {test['name']}")
+    if code != 0 and ring.failed == 0:
+        ring.fail(f"tests/conformance/run.py ended with exit code {code}")
+    return ring
+
+
 def ring_sanitized() -> Ring:
     """The tests on a core that watches every access to memory."""
     ring = Ring("Tests under the address and undefined-behaviour sanitizers")
@@ -106,7 +134,8 @@ def ring_sanitized() -> Ring:
         "QUIRE_TEST_PROFILE": "quick",
         "QUIRE_TEST_EXPECT": str(folder / "lib"),
     }
-    run_pytest(ring, ["-m", "not slow", "-p", "no:cacheprovider"], environment)
+    not_here = [f"--ignore={path}" for path in ON_SPARK]
+    run_pytest(ring, ["-m", "not slow", "-p", "no:cacheprovider", *not_here], environment)
     for leak in our_leaks(leaks):
         ring.fail(f"leak: {leak}")
     return ring
@@ -121,7 +150,7 @@ def our_leaks(folder: Path) -> list[str]:
                 continue
             frames = re.findall(r"#\d+ \S+ in (.+)", block)
             callers = [frame for frame in frames if not re.match(r"\S*(alloc|strdup)", frame)]
-            if callers and re.search(r"(pagemgr|structures)/\w+\.c", callers[0]):
+            if callers and re.search(rf"({'|'.join(LAYERS)})/\w+\.c", callers[0]):
                 found.append(block.strip().splitlines()[0] + " " + " < ".join(callers[:4]))
     return found
 
@@ -156,7 +185,9 @@ def ring_threads() -> Ring | None:
 def main(arguments: list[str]) -> int:
     """Runs the rings and prints the summary; 1 if anything failed."""
     rings = []
-    for run in [lambda: ring_plain(arguments)] + ([] if arguments else [ring_sanitized, ring_threads]):
+    for run in [lambda: ring_plain(arguments)] + (
+        [] if arguments else [ring_conformance, ring_sanitized, ring_threads]
+    ):
         ring = run()
         if ring is not None:
             ring.seconds = time.monotonic() - ring.started
