@@ -1,7 +1,7 @@
 """The microbenchmark suite: ``quire bench list | run | report | compare``.
 
-``data`` makes records, ``peers`` wraps the stores, ``core`` holds the benchmarks, ``runner`` runs them, ``report``
-shows results.
+``data`` makes records, ``peers`` wraps the stores, ``core`` and ``spark`` hold the benchmarks, ``runner`` runs them,
+``report`` shows results.
 """
 
 import argparse
@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.bench import report, runner
-from quire.bench.core import BENCHMARKS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     options = parser().parse_args(arguments)
     if options.command == "list":
-        for benchmark in BENCHMARKS:
+        for benchmark in runner.BENCHMARKS:
             print(f"{benchmark.name:20} {benchmark.summary}")
         return 0
     if options.command == "run":

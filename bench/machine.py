@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-PACKAGES = ("quire", "lmdb", "rocksdict", "sortedcontainers", "numpy", "pyarrow")
+PACKAGES = ("quire", "lmdb", "rocksdict", "sortedcontainers", "numpy", "pyarrow", "pyspark")
 
 
 def read(path: str) -> str:

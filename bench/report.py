@@ -15,9 +15,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from quire.bench.core import BENCHMARKS
 from quire.bench.peers import PEERS, peer_class
-from quire.bench.runner import FORMAT
+from quire.bench.runner import BENCHMARKS, FORMAT
+from quire.bench.spark import FOR_SCALE
 
 Document = dict[str, Any]
 Result = dict[str, Any]
@@ -138,7 +138,7 @@ def calls_of(results: list[Result]) -> list[str]:
 def is_for_scale(peer: str) -> bool:
     """True for peers that are no stores."""
     base = peer.split(" ")[0].partition(":")[0]
-    return base in PEERS and peer_class(peer).for_scale
+    return peer in FOR_SCALE or (base in PEERS and peer_class(peer).for_scale)
 
 
 def behind(results: list[Result]) -> list[str]:
@@ -174,8 +174,8 @@ def tables(document: Document) -> list[Table]:
         f"Settings: {listed(document['settings'])}",
         "Numbers: median of the repetitions (least..greatest), less is better; **2x**: the peer's number is twice "
         "Quire's of the same run. Each case runs in a process of its own, the repetitions of all peers interleaved. "
-        "dict and sorteddict are no stores, they are there for scale. Quire reads and writes Arrow arrays in bulk, "
-        "peers lists of bytes.",
+        f"dict, sorteddict, {', '.join(FOR_SCALE)} are no stores, they are there for scale. In the family core Quire "
+        "reads and writes Arrow arrays in bulk, peers lists of bytes.",
     ]
     failures = [f"{place_text(each)}, {each['peer']}: {each['reason']}" for each in document["failures"]]
     parts = [told, Table("Failed", notes=failures or ["nothing"], level=2)]

@@ -19,11 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.bench.core import BENCHMARKS, Benchmark, Case, Measurement
+from quire.bench import core, spark
+from quire.bench.core import Benchmark, Case, Measurement
 from quire.bench.data import KEY_BYTES, RECORD_BYTES, VALUE_BYTES, ZIPF_EXPONENT
 from quire.bench.machine import machine, storage, versions
 from quire.bench.peers import MissingPeer
 
+BENCHMARKS = core.BENCHMARKS + spark.BENCHMARKS
 FORMAT = 1
 CASE_SECONDS_MAX = 3600
 START_SECONDS = 0.6  # of one process, imports included
@@ -80,6 +82,8 @@ def records(case: Case) -> int:
 
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
+    if case.benchmark.startswith("spark."):
+        return spark.estimate(case)
     return START_SECONDS + records(case) * MICROSECONDS[case.peer.partition(":")[0]] / 1e6
 
 
@@ -187,6 +191,7 @@ class Run:
                 "zipf_exponent": ZIPF_EXPONENT,
                 "files_of_peers": store,
                 "clock": "wall clock, one thread, garbage collector of Python off",
+                "spark": spark.SETTINGS,
             },
             "results": [],
             "failures": [],
