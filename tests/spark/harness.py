@@ -33,7 +33,6 @@ HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvi
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-
 def _seed() -> int:
     wanted = os.environ.get("QUIRE_TEST_SEED", "")
     if wanted.isdigit():
