@@ -34,7 +34,7 @@
 #define LOCK_ATTACHMENT       (LOCK_WRITER + 1)
 #define ATTACHMENTS_MAX       4096u
 #define HUGE_PAGES_FROM_CHUNK 8u
-#define EXTENT_CHUNKS_MIN     4u
+#define EXTENT_CHUNKS_MIN     1u
 #define EXTENT_CHUNKS_MAX     512u
 #define TRIM_SLACK_BYTES      ((uint64_t)32 << 20)
 #define TRIM_COMMITS          8u

@@ -58,10 +58,32 @@ int quire_family_open(quire_arena *arena, const char *name, bool ordered, quire_
     return family_made(quire_kv_open(arena, name, kind_of(ordered), &made->kv), made, family);
 }
 
+/* Whether the snapshot's family of the other kind holds nothing: readers of several families ask for all of them in one order,
+ * the default one among them, which nobody wrote to. */
+static int other_kind_is_empty(quire_snap *snap, const char *name, bool ordered, bool *empty) {
+    quire_kv *other = NULL;
+    QUIRE_TRY(quire_kv_open_snap(snap, name, kind_of(!ordered), &other));
+    uint64_t count = 0;
+    int rc = quire_kv_count(other, &count);
+    quire_kv_close(other);
+    *empty = count == 0;
+    return rc;
+}
+
+static int open_snap(quire_snap *snap, const char *name, bool ordered, quire_kv **kv) {
+    int rc = quire_kv_open_snap(snap, name, kind_of(ordered), kv);
+    bool empty = false;
+    if (rc == QUIRE_E_MISMATCH && other_kind_is_empty(snap, name, ordered, &empty) == QUIRE_OK && empty) {
+        return QUIRE_E_NOTFOUND;
+    }
+    /* Asked again for the message, which the look at the other kind may have overwritten. */
+    return rc == QUIRE_E_MISMATCH ? quire_kv_open_snap(snap, name, kind_of(ordered), kv) : rc;
+}
+
 int quire_family_open_snap(quire_snap *snap, const char *name, bool ordered, quire_family **family) {
     quire_family *made = NULL;
     QUIRE_TRY(family_make(&made));
-    return family_made(quire_kv_open_snap(snap, name, kind_of(ordered), &made->kv), made, family);
+    return family_made(open_snap(snap, name, ordered, &made->kv), made, family);
 }
 
 void quire_family_close(quire_family *family) {

@@ -38,7 +38,7 @@ typedef struct {
 
 /* Made if it is not there. */
 int quire_family_open(quire_arena *arena, const char *name, bool ordered, quire_family **family);
-/* QUIRE_E_NOTFOUND if the snapshot has none of this name. */
+/* QUIRE_E_NOTFOUND if the snapshot has none of this name, or one of the other order with nothing in it. */
 int quire_family_open_snap(quire_snap *snap, const char *name, bool ordered, quire_family **family);
 void quire_family_close(quire_family *family);
 int quire_family_count(quire_family *family, uint64_t *count);

@@ -107,9 +107,12 @@ object Main {
     StateStoreProvider.createAndInit(
       StateStoreProviderId(StateStoreId(root, operator, partition), UUID.randomUUID()),
       keySchema, valueSchema, NoPrefixKeyStateEncoderSpec(keySchema),
-      useColumnFamilies = multipleValues, new StateStoreConf(conf), new Configuration,
+      useColumnFamilies = multipleValues, new StateStoreConf(conf), hadoopConf,
       multipleValues, None)
   }
+
+  /** One for all stores, as a query has it. */
+  private lazy val hadoopConf = new Configuration
 }
 
 /** What this process holds, in bytes and counts. */

@@ -11,7 +11,7 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
 
-/** What the two providers for scale have in common: one column family, nothing durable. */
+/** What the providers for scale have in common: one column family, nothing durable. */
 abstract class ScaleProvider extends StateStoreProvider {
   private var id: StateStoreId = _
   private var onCommit: Long => Unit = _
@@ -86,17 +86,31 @@ abstract class ScaleStore(provider: ScaleProvider, override val version: Long) e
 
 /** Keeps nothing: what a query costs with it is Spark's own work, the limit for every store. */
 class LimitProvider extends ScaleProvider {
+  /** What every key is said to have. */
+  protected def answer: UnsafeRow = null
+  protected def note(value: UnsafeRow): Unit = {}
+
   override def getStore(
       version: Long, ckptId: Option[String], force: Boolean, loadEmpty: Boolean): StateStore =
     new ScaleStore(this, version) {
       override def keyCount: Long = 0L
-      override def get(key: UnsafeRow, family: String): UnsafeRow = null
-      override def put(key: UnsafeRow, value: UnsafeRow, family: String): Unit = {}
+      override def get(key: UnsafeRow, family: String): UnsafeRow = answer
+      override def put(key: UnsafeRow, value: UnsafeRow, family: String): Unit = note(value)
       override def remove(key: UnsafeRow, family: String): Unit = {}
       override def iterator(family: String): StateStoreIterator[UnsafeRowPair] =
         new StateStoreIterator(Iterator.empty)
       override def abort(): Unit = {}
     }
+}
+
+/**
+ * Keeps the first value it is given and has it for every key. To a provider that has nothing Spark
+ * gives no old row to merge; with this one Spark does all that it does with a real store.
+ */
+class AnsweringLimitProvider extends LimitProvider {
+  @volatile private var kept: UnsafeRow = _
+  override protected def answer: UnsafeRow = kept
+  override protected def note(value: UnsafeRow): Unit = if (kept == null) kept = value.copy()
 }
 
 /**

@@ -7,7 +7,6 @@ import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 
 import org.apache.spark.internal.Logging
-import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
 import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreId}
 import org.apache.spark.sql.execution.streaming.state.quire.{Codec, SparkInternals}
 import org.apache.spark.unsafe.Platform
@@ -51,7 +50,7 @@ private[spark] class CheckpointFiles(
   import CheckpointFiles._
 
   val folder: Path = storeId.storeCheckpointLocation()
-  private lazy val manager = CheckpointFileManager.create(folder, hadoopConf)
+  private lazy val manager = LocalFileManager.create(folder, hadoopConf)
   private val codecName = SparkInternals.codecName(conf.compressionCodec)
 
   def deltaPath(version: Version): Path = new Path(folder, s"${version.name}.$DeltaSuffix")
@@ -86,6 +85,7 @@ private[spark] class CheckpointFiles(
   }
 
   def exists(path: Path): Boolean = manager.exists(path)
+  def remove(path: Path): Unit = manager.delete(path)
 
   /**
    * Removes what no version from `earliest` on needs: everything older than the newest base that

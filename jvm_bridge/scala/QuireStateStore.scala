@@ -28,7 +28,7 @@ private[spark] abstract class QuireStore(
   import QuireStore._
 
   @volatile protected var state: State = Updating
-  private var validated = false
+  private var validated = !provider.validating
   private val scratch = new Scratch
   private val families = new mutable.HashMap[String, ColumnFamily]()
   private val scans = new java.util.LinkedHashSet[NativeScan]()
@@ -164,7 +164,7 @@ private[spark] abstract class QuireStore(
   // ---------------------------------------------------------------------------- reading
 
   private def validate(family: ColumnFamily, key: UnsafeRow, value: UnsafeRow): Unit = {
-    if (!validated && value != null && !provider.useColumnFamilies) {
+    if (!validated && value != null) {
       provider.validateRow(key, value)
       validated = true
     }
@@ -197,7 +197,7 @@ private[spark] abstract class QuireStore(
   private def validating(
       family: ColumnFamily,
       rows: StateStoreIterator[UnsafeRowPair]): StateStoreIterator[UnsafeRowPair] = {
-    if (validated || provider.useColumnFamilies) {
+    if (validated) {
       rows
     } else {
       new StateStoreIterator(rows.map { pair =>
@@ -373,7 +373,7 @@ private[spark] final class QuireWriteStore(
     provider: QuireStateStoreProvider,
     loaded: Version,
     val arena: Arena,
-    val forceBase: Boolean,
+    val files: QuireStateStoreProvider.CommitFiles,
     val loadMetrics: Map[StateStoreCustomMetric, Long])
   extends QuireStore(provider, loaded, new LivePages(arena), readOnly = false) {
   import QuireStore._

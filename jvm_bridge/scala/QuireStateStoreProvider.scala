@@ -57,6 +57,7 @@ class QuireStateStoreProvider
   private var writer: AnyRef = _
   private var writerThread: Thread = _
   private var closed = false
+  @volatile private var rowsFromFiles = false
   /** The number of the last writer. */
   private var stamp = 0L
   /** Committed stores that are being read. */
@@ -166,9 +167,14 @@ class QuireStateStoreProvider
     }
   }
 
-  private[spark] def validateRow(key: UnsafeRow, value: UnsafeRow): Unit =
+  /** Whether rows were loaded from files and none of them looked at yet. */
+  private[spark] def validating: Boolean = rowsFromFiles && !useColumnFamilies
+
+  private[spark] def validateRow(key: UnsafeRow, value: UnsafeRow): Unit = {
     StateStoreProvider.validateStateRowFormat(
       key, keySchema, value, valueSchema, storeId, storeConf)
+    rowsFromFiles = false
+  }
 
   // ---------------------------------------------------------------------------- giving out stores
 
@@ -177,7 +183,8 @@ class QuireStateStoreProvider
       stateStoreCkptId: Option[String],
       forceSnapshotOnCommit: Boolean,
       loadEmpty: Boolean): StateStore = loading {
-    writeStore(wantedVersion(version, stateStoreCkptId), forceSnapshotOnCommit) { wanted =>
+    val durable = if (loadEmpty) BaseAlone else if (forceSnapshotOnCommit) DeltaAndBase else Delta
+    writeStore(wantedVersion(version, stateStoreCkptId), durable) { wanted =>
       if (loadEmpty) bringEmpty(wanted) else bring(wanted)
     }
   }
@@ -212,7 +219,7 @@ class QuireStateStoreProvider
     if (readOnly) {
       pinnedStore(to, adopt = false)(load(to, Some(from)))
     } else {
-      writeStore(to, forceBase = false)(wanted => adoptLoaded(wanted, load(wanted, Some(from))))
+      writeStore(to, Delta)(wanted => adoptLoaded(wanted, load(wanted, Some(from))))
     }
   }
 
@@ -253,7 +260,7 @@ class QuireStateStoreProvider
     case other => other
   }
 
-  private def writeStore(version: Version, forceBase: Boolean)(
+  private def writeStore(version: Version, files: CommitFiles)(
       bringIt: Version => LoadReport): StateStore = {
     val token = new Object
     claimWriter(token)
@@ -268,7 +275,7 @@ class QuireStateStoreProvider
         (arena, current, report)
       }
       store = closingOnFailure(() => mine.release()) {
-        new QuireWriteStore(this, from, mine, forceBase, report.metrics(started))
+        new QuireWriteStore(this, from, mine, files, report.metrics(started))
       }
       synchronized { writer = store }
       store
@@ -304,6 +311,7 @@ class QuireStateStoreProvider
   /** A reader of a version that was just loaded, whose arena the provider keeps or not. */
   private def pinnedStore(version: Version, adopt: Boolean)(load: => Loaded): QuireReadStore = {
     val loaded = load
+    rowsFromFiles = loaded.report.fromFiles
     val snap = Native.snapAcquire(loaded.arena.handle)
     loaded.arena.acquire()
     val pinned = new PinnedVersion(version, loaded.arena, snap)
@@ -386,6 +394,7 @@ class QuireStateStoreProvider
   /** Takes a loaded arena for the provider's own; under the monitor. */
   private def adoptLoaded(version: Version, loaded: Loaded): LoadReport = {
     dropArena()
+    rowsFromFiles = loaded.report.fromFiles
     arena = loaded.arena
     current = version
     line = loaded.line
@@ -428,13 +437,17 @@ class QuireStateStoreProvider
     val next = Version(
       loaded.number + 1,
       if (storeConf.enableStateStoreCheckpointIds) Some(UUID.randomUUID().toString) else None)
+    if (store.files == BaseAlone) commitWhole(store, next) else commitChanges(store, loaded, next)
+  }
+
+  private def commitChanges(store: QuireWriteStore, loaded: Version, next: Version): Commit = {
     val mine = store.arena
     val older = pin(mine, loaded)
     var retaining = false
     try {
-      val (keys, internalKeys) = countKeys(mine)
+      val keys = countKeys(mine)
       val started = System.nanoTime()
-      val written = files.writeDelta(mine.handle, older.snap, next, loaded, keys)
+      val written = files.writeDelta(mine.handle, older.snap, next, loaded, keys.users)
       val durable = System.nanoTime()
       val dirty = mine.stats().dirty
       synchronized {
@@ -449,30 +462,75 @@ class QuireStateStoreProvider
         }
       }
       val end = System.nanoTime()
-      if (store.forceBase) writeBase()
-      if (storeConf.commitValidationEnabled) {
-        SparkInternals.reportCommit(next.number, storeId, hadoopConf)
-      }
-      logInfo(s"Committed version $next of $storeId: ${written.bytes} bytes")
-      val timing = Map[StateStoreCustomMetric, Long](
-        QuireMetrics.CommitBytes -> written.bytes,
-        QuireMetrics.CommitRawBytes -> written.rawBytes,
+      if (store.files == DeltaAndBase) writeBase()
+      committed(store, next, loaded.id, keys, written, Map(
         QuireMetrics.CommitWriteTime -> (durable - started) / 1000000,
         QuireMetrics.CommitPublishTime -> (end - durable) / 1000000,
-        QuireMetrics.PagesDirty -> dirty,
-        QuireMetrics.ForcedBases -> (if (store.forceBase) 1L else 0L),
-        QuireMetrics.InternalKeys -> internalKeys)
-      Commit(
-        next,
-        storeMetrics(mine, next, keys, timing ++ store.loadMetrics),
-        StateStoreCheckpointInfo(storeId.partitionId, next.number, next.id, loaded.id))
+        QuireMetrics.PagesDirty -> dirty))
     } finally {
       if (!retaining) older.release()
     }
   }
 
+  /**
+   * Commits a version that did not grow out of the one before: it is written whole, and there is
+   * no delta that could lead to it from what other state the folder has.
+   */
+  private def commitWhole(store: QuireWriteStore, next: Version): Commit = {
+    val mine = store.arena
+    val keys = countKeys(mine)
+    val started = System.nanoTime()
+    val dirty = mine.stats().dirty
+    Native.arenaCommit(mine.handle)
+    var done = false
+    try {
+      val pinned = pin(mine, next)
+      val written =
+        try files.writeBase(pinned.snap, next, mine.stats().pageBytes.toInt, keys.users)
+        finally pinned.release()
+      files.remove(files.deltaPath(next))
+      synchronized {
+        if (mine eq arena) {
+          current = next
+          line = Vector(next)
+          lastBase = next.number
+        }
+      }
+      done = true
+      committed(store, next, None, keys, written, Map(
+        QuireMetrics.CommitWriteTime -> (System.nanoTime() - started) / 1000000,
+        QuireMetrics.CommitPublishTime -> 0L,
+        QuireMetrics.PagesDirty -> dirty))
+    } finally {
+      // In memory there is no way back any more.
+      if (!done) synchronized { if (mine eq arena) dropArena() }
+    }
+  }
+
+  private def committed(
+      store: QuireWriteStore,
+      next: Version,
+      parent: Option[String],
+      keys: Keys,
+      written: CheckpointFiles#Written,
+      timing: Map[StateStoreCustomMetric, Long]): Commit = {
+    if (storeConf.commitValidationEnabled) {
+      SparkInternals.reportCommit(next.number, storeId, hadoopConf)
+    }
+    logInfo(s"Committed version $next of $storeId: ${written.bytes} bytes")
+    val sizes = Map[StateStoreCustomMetric, Long](
+      QuireMetrics.CommitBytes -> written.bytes,
+      QuireMetrics.CommitRawBytes -> written.rawBytes,
+      QuireMetrics.ForcedBases -> (if (store.files == Delta) 0L else 1L),
+      QuireMetrics.InternalKeys -> keys.internal)
+    Commit(
+      next,
+      storeMetrics(store.arena, next, keys.users, timing ++ sizes ++ store.loadMetrics),
+      StateStoreCheckpointInfo(storeId.partitionId, next.number, next.id, parent))
+  }
+
   /** Keys of the families that users have, and of Spark's own. */
-  private def countKeys(mine: Arena): (Long, Long) = {
+  private def countKeys(mine: Arena): Keys = {
     var user, internal = 0L
     formats.values().forEach { format =>
       val family = Native.familyOpen(mine.handle, format.name, format.ordered)
@@ -483,13 +541,13 @@ class QuireStateStoreProvider
         Native.familyClose(family)
       }
     }
-    (user, internal)
+    Keys(user, internal)
   }
 
   private[spark] def metricsBeforeCommit(store: QuireWriteStore): StateStoreMetrics = {
-    val (keys, internalKeys) = countKeys(store.arena)
-    storeMetrics(store.arena, Version(store.version, None), keys,
-      store.loadMetrics + (QuireMetrics.InternalKeys -> internalKeys))
+    val keys = countKeys(store.arena)
+    storeMetrics(store.arena, Version(store.version, None), keys.users,
+      store.loadMetrics + (QuireMetrics.InternalKeys -> keys.internal))
   }
 
   private def storeMetrics(
@@ -774,6 +832,15 @@ private[spark] object QuireStateStoreProvider {
   private val WriterWaitNanos = 60L * 1000000000L
   /** How many versions of its line a provider remembers; bases in it are safe to clean behind. */
   private val LineLength = 10000
+
+  /** What a commit leaves in the checkpoint. */
+  sealed trait CommitFiles
+  case object Delta extends CommitFiles
+  case object DeltaAndBase extends CommitFiles
+  case object BaseAlone extends CommitFiles
+
+  /** Keys of the users' families and of Spark's own. */
+  case class Keys(users: Long, internal: Long)
 
   /** The outcome of a commit. */
   case class Commit(version: Version, metrics: StateStoreMetrics, info: StateStoreCheckpointInfo)

@@ -400,3 +400,16 @@ def test_many_puts_at_once_are_made_in_their_order(pm, ordered):
             model.update(pairs)
             assert len(family) == len(model)
             assert all(family.get(key) == value for key, value in model.items())
+
+
+@pytest.mark.parametrize("made_ordered", [False, True])
+def test_a_snapshot_opens_an_empty_family_of_the_other_order_as_none(made_ordered):
+    with quire.PageManager() as pm:
+        with Family(pm, "default", made_ordered) as family:
+            pm.commit()
+            with pm.snapshot() as snapshot, pytest.raises(KeyError):
+                Family(snapshot, "default", not made_ordered)
+            family.put(b"key", b"value")
+            pm.commit()
+            with pm.snapshot() as snapshot, pytest.raises(quire.QuireError, match="open it as what it was made"):
+                Family(snapshot, "default", not made_ordered)
