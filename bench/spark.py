@@ -8,8 +8,9 @@
 
 Three peers are there for scale: ``limit`` keeps nothing, so that a query costs Spark's own work and no more;
 ``limit-answering`` says the same value for every key, so that Spark has old rows to merge, as with a real store;
-``heap-map`` is a bare hash map in the heap with nothing durable. The work is done in Scala (``bench/scala``), which checks all
-results and writes one line of JSON for each number. Checkpoints and Spark's own files lie in the folder of the case.
+``heap-map`` is a bare hash map in the heap with nothing durable. The work is done in Scala (``bench/scala``), which
+checks all results and writes one line of JSON for each number. Checkpoints and Spark's own files lie in the folder of
+the case.
 """
 
 import hashlib

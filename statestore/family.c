@@ -52,32 +52,48 @@ static int family_made(int rc, quire_family *made, quire_family **family) {
     return rc;
 }
 
-int quire_family_open(quire_arena *arena, const char *name, bool ordered, quire_family **family) {
-    quire_family *made = NULL;
-    QUIRE_TRY(family_make(&made));
-    return family_made(quire_kv_open(arena, name, kind_of(ordered), &made->kv), made, family);
+/* Tools open the families of a store in one order, the default one among them that nobody wrote to. So a family of the other order
+ * with nothing in it does not stand in the way: whether kv, opened as what it is, is one. */
+static int is_empty(int opened, quire_kv *kv, bool *empty) {
+    QUIRE_TRY(opened);
+    uint64_t count = 0;
+    int rc = quire_kv_count(kv, &count);
+    quire_kv_close(kv);
+    *empty = rc == QUIRE_OK && count == 0;
+    return rc;
 }
 
-/* Whether the snapshot's family of the other kind holds nothing: readers of several families ask for all of them in one order,
- * the default one among them, which nobody wrote to. */
-static int other_kind_is_empty(quire_snap *snap, const char *name, bool ordered, bool *empty) {
+static int open_live(quire_arena *arena, const char *name, bool ordered, quire_kv **kv) {
+    int rc = quire_kv_open(arena, name, kind_of(ordered), kv);
+    if (rc != QUIRE_E_MISMATCH) {
+        return rc;
+    }
     quire_kv *other = NULL;
-    QUIRE_TRY(quire_kv_open_snap(snap, name, kind_of(!ordered), &other));
-    uint64_t count = 0;
-    int rc = quire_kv_count(other, &count);
-    quire_kv_close(other);
-    *empty = count == 0;
-    return rc;
+    bool empty = false;
+    rc = quire_kv_open(arena, name, kind_of(!ordered), &other);
+    QUIRE_TRY(is_empty(rc, other, &empty));
+    if (empty) {
+        QUIRE_TRY(quire_set_destroy(arena, name));
+    }
+    return quire_kv_open(arena, name, kind_of(ordered), kv);
 }
 
 static int open_snap(quire_snap *snap, const char *name, bool ordered, quire_kv **kv) {
     int rc = quire_kv_open_snap(snap, name, kind_of(ordered), kv);
-    bool empty = false;
-    if (rc == QUIRE_E_MISMATCH && other_kind_is_empty(snap, name, ordered, &empty) == QUIRE_OK && empty) {
-        return QUIRE_E_NOTFOUND;
+    if (rc != QUIRE_E_MISMATCH) {
+        return rc;
     }
-    /* Asked again for the message, which the look at the other kind may have overwritten. */
-    return rc == QUIRE_E_MISMATCH ? quire_kv_open_snap(snap, name, kind_of(ordered), kv) : rc;
+    quire_kv *other = NULL;
+    bool empty = false;
+    rc = quire_kv_open_snap(snap, name, kind_of(!ordered), &other);
+    QUIRE_TRY(is_empty(rc, other, &empty));
+    return empty ? QUIRE_E_NOTFOUND : quire_kv_open_snap(snap, name, kind_of(ordered), kv);
+}
+
+int quire_family_open(quire_arena *arena, const char *name, bool ordered, quire_family **family) {
+    quire_family *made = NULL;
+    QUIRE_TRY(family_make(&made));
+    return family_made(open_live(arena, name, ordered, &made->kv), made, family);
 }
 
 int quire_family_open_snap(quire_snap *snap, const char *name, bool ordered, quire_family **family) {

@@ -36,7 +36,7 @@ typedef struct {
     quire_span value;
 } quire_span_pair;
 
-/* Made if it is not there. */
+/* Made if it is not there; made anew if it is there in the other order with nothing in it. */
 int quire_family_open(quire_arena *arena, const char *name, bool ordered, quire_family **family);
 /* QUIRE_E_NOTFOUND if the snapshot has none of this name, or one of the other order with nothing in it. */
 int quire_family_open_snap(quire_snap *snap, const char *name, bool ordered, quire_family **family);

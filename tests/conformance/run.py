@@ -194,6 +194,21 @@ def fetch() -> None:
         (SPARK_HOME / "jars").symlink_to(JARS, target_is_directory=True)
 
 
+def fetch_pyspark() -> None:
+    """Brings PySpark of the same version into the tests' home, for the suites whose operators run Python."""
+    home = SPARK_HOME / "python"
+    if home.exists():
+        return
+    say(f"Fetching PySpark {SPARK} with pip (450 MB the first time)")
+    part = SPARK_HOME / "python.part"
+    shutil.rmtree(part, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={part}", f"pyspark=={SPARK}"]
+    call("Fetching PySpark", pip)
+    shutil.rmtree(part / "pyspark" / "jars")  # the tests run on Maven's
+    (part / "lib").symlink_to(Path("pyspark", "python", "lib"))
+    part.rename(home)
+
+
 def build_agent() -> None:
     """Compiles the agent into a jar."""
     if current(AGENT, HERE / "agent"):
@@ -361,6 +376,9 @@ class Runner:
             "SPARK_SCALA_VERSION": "2.13",
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            # This Python has what PySpark needs; PySpark itself is the tests' own.
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(SPARK_HOME / "python"),
         }
         environment.pop("SPARK_CONF_DIR", None)
         clean = True
@@ -642,6 +660,8 @@ def main() -> int:
 def conform(chosen: list[Suite], jar: Path | None, left_out: list[LeftOut], whole: list[tuple[str, str]]) -> int:
     """Builds what is needed, runs the suites and tells what came out; 0 if all passed on Quire."""
     fetch()
+    if any("Pandas" in suite.short for suite in chosen):
+        fetch_pyspark()
     build_agent()
     provider = jar.resolve() if jar else build_provider()
     build_own(provider)

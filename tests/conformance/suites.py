@@ -127,7 +127,7 @@ SUITES: list[Suite] = [
         "several operators",
         only=(
             "SPARK-49905 shuffle added by stateful operator should use the shuffle origin "
-            "ENSURE_REQUIREMENTS_BY_STATEFUL_OPERATOR",
+            "`REQUIRED_BY_STATEFUL_OPERATOR`",
             "SPARK-53942: changing the number of stateful shuffle partitions via config",
         ),
     ),

@@ -30,6 +30,7 @@ import org.apache.xbean.asm9.commons.Remapper;
  *       as well, so that a test which sets the provider in the session's configuration names Quire's there, as a user
  *       would. With names=spark they stay, for what Spark does only where the configuration names RocksDB's. Those of
  *       HDFSBacked always stay: suites that run each test once for either have the class in the test's name;
+ *   <li>one test class that looks for a version's files: Quire's endings stand for RocksDB's;
  *   <li>Quire's provider: init counts the store;
  *   <li>ScalaTest's Suite: a test that calls a method which only the provider it was written for has fails, and no longer
  *       takes the rest of its suite with it.
@@ -48,6 +49,11 @@ public final class Agent implements ClassFileTransformer {
     private static final String ROCKSDB = Redirects.ROCKSDB.replace('.', '/');
     private static final Map<String, String> REPLACED =
         Map.of(ROCKSDB, PROVIDER, Redirects.HDFS_BACKED.replace('.', '/'), PROVIDER);
+
+    /** A suite that looks for the files of a version by their ending, and what Quire's ending for each is. */
+    private static final String LOOKS_FOR_FILES =
+        "org/apache/spark/sql/execution/streaming/state/StatePartitionAllColumnFamiliesWriterSuite";
+    private static final Map<Object, String> ENDINGS = Map.of(".zip", ".qbase", ".changelog", ".qdelta");
 
     private final File tests;
     private final boolean ownNames;
@@ -158,6 +164,9 @@ public final class Agent implements ClassFileTransformer {
 
             @Override
             public Object mapValue(Object value) {
+                if (reader.getClassName().startsWith(LOOKS_FOR_FILES) && ENDINGS.containsKey(value)) {
+                    return ENDINGS.get(value);
+                }
                 boolean constant = value instanceof Type && ((Type) value).getSort() == Type.OBJECT;
                 boolean mapped = ownNames && value.equals(Type.getObjectType(ROCKSDB));
                 return constant && !mapped ? value : super.mapValue(value);
