@@ -111,11 +111,6 @@ NATIVE(void, arenaRestore)(JNIEnv *env, jobject self, jlong arena, jlong snap) {
     failed(env, quire_arena_restore(HANDLE(quire_arena, arena), HANDLE(quire_snap, snap)));
 }
 
-NATIVE(void, arenaCheck)(JNIEnv *env, jobject self, jlong arena) {
-    (void)self;
-    failed(env, quire_arena_check(HANDLE(quire_arena, arena)));
-}
-
 /* page bytes, frames used, dirty, retired, free, bytes held, bytes reserved, snapshots */
 NATIVE(void, arenaStats)(JNIEnv *env, jobject self, jlong arena, jlong words) {
     (void)self;

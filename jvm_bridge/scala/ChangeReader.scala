@@ -65,6 +65,7 @@ private[spark] class ChangeReader(
   private type Change = (RecordType.Value, UnsafeRow, UnsafeRow, Long)
   private var left = versions
   private var changes: Iterator[Change] = Iterator.empty
+  private val encoders = format.borrow()
 
   override protected def getNext(): Change = {
     while (!changes.hasNext && left.nonEmpty) {
@@ -79,7 +80,7 @@ private[spark] class ChangeReader(
     }
   }
 
-  override protected def close(): Unit = ()
+  override protected def close(): Unit = format.giveBack(encoders)
 
   private def changesOf(version: Version): Iterator[Change] = {
     val found = Iterator.newBuilder[Change]
@@ -111,13 +112,13 @@ private[spark] class ChangeReader(
   private def key(records: DeltaRecords): UnsafeRow = {
     val bytes = records.key
     if (format.plainKeys) plainRow(bytes, bytes.length, format.keyFields)
-    else format.keys.decodeKey(bytes).copy()
+    else encoders.keys.decodeKey(bytes).copy()
   }
 
   private def valueRow(stored: Array[Byte]): UnsafeRow = {
     val count = stored.length - format.rowChecksum.bytes
     if (format.plainValues) plainRow(stored, count, format.valueFields)
-    else format.values.decodeValue(java.util.Arrays.copyOf(stored, count)).copy()
+    else encoders.values.decodeValue(java.util.Arrays.copyOf(stored, count)).copy()
   }
 
   private def plainRow(bytes: Array[Byte], count: Int, fields: Int): UnsafeRow = {

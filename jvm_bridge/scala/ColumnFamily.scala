@@ -1,11 +1,16 @@
 package io.quire.spark
 
+import java.util.concurrent.ConcurrentLinkedQueue
 import java.util.zip.CRC32C
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.unsafe.Platform
+
+/** Spark's encoders of one column family. They reuse their rows, so one user at a time. */
+private[spark] final class Encoders(
+    val keys: RocksDBKeyStateEncoder, val values: RocksDBValueStateEncoder)
 
 /**
  * How the rows of one column family become bytes. Made once by the provider; each store opens
@@ -21,8 +26,7 @@ private[spark] class FamilyFormat(
     val spec: KeyStateEncoderSpec,
     val multipleValues: Boolean,
     val isInternal: Boolean,
-    val keys: RocksDBKeyStateEncoder,
-    val values: RocksDBValueStateEncoder,
+    makeEncoders: () => Encoders,
     encoding: String,
     val rowChecksum: RowChecksum) {
 
@@ -36,6 +40,16 @@ private[spark] class FamilyFormat(
 
   val keyFields: Int = keySchema.length
   val valueFields: Int = valueSchema.length
+
+  private val idle = new ConcurrentLinkedQueue[Encoders]()
+
+  /** Encoders for one store. Making them takes milliseconds, so they are used again. */
+  def borrow(): Encoders = {
+    val found = idle.poll()
+    if (found != null) found else makeEncoders()
+  }
+
+  def giveBack(encoders: Encoders): Unit = idle.add(encoders)
 }
 
 /** Checksums of rows: four bytes behind each value, over the key and the value. */
@@ -88,26 +102,52 @@ private[spark] final class ColumnFamily(
     onScan: NativeScan => Unit,
     onScanClosed: NativeScan => Unit) {
 
-  private val handle = open()
+  private var handle = open()
+  private var closed = false
+  private var borrowed: Encoders = _
   private val checksum = format.rowChecksum
   private val pending = new PendingPuts
+  /** Why puts that had been taken could not be made: from then on nothing can be trusted. */
+  private var failure: Throwable = _
 
-  def exists: Boolean = handle != 0
-
-  /** What was put and not flushed is dropped. */
-  def close(): Unit = {
-    pending.close()
-    if (exists) Native.familyClose(handle)
+  /** False if the version has no such family. */
+  def exists: Boolean = {
+    if (closed) throw new IllegalStateException(s"${format.name} is used after its store has ended")
+    handle != 0
   }
 
-  /** Gives the core what was put so far; every other call on the family begins with it. */
-  def flush(): Unit = if (pending.count != 0) flushPending()
+  /** Most families never need any. */
+  private def encoders: Encoders = {
+    if (borrowed == null) borrowed = format.borrow()
+    borrowed
+  }
+
+  def supportsPrefixScan: Boolean = encoders.keys.supportPrefixKeyScan
+  def supportsRangeScan: Boolean = encoders.keys.supportsRangeScan
+  def supportsDeleteRange: Boolean = encoders.keys.supportsDeleteRange
+
+  /** What was put and not flushed is dropped. */
+  def close(): Unit = if (!closed) {
+    closed = true
+    pending.close()
+    if (handle != 0) Native.familyClose(handle)
+    handle = 0
+    if (borrowed != null) format.giveBack(borrowed)
+  }
+
+  /** Gives the core what was put so far; calls that could see or change it begin with this. */
+  def flush(): Unit = {
+    if (failure != null) throw failure
+    if (pending.count != 0) flushPending()
+  }
 
   private def flushPending(): Unit =
     try {
       pending.flushTo(handle)
     } catch {
-      case e: QuireNativeException => throw explain(e)
+      case e: QuireNativeException =>
+        failure = explain(e)
+        throw failure
     }
 
   // ---------------------------------------------------------------------------- bytes in and out
@@ -117,7 +157,6 @@ private[spark] final class ColumnFamily(
 
   /** Puts the key where the core can read it. */
   private def setKey(row: UnsafeRow): Unit = {
-    flush()
     if (format.plainKeys) {
       if (row.getBaseObject == null) {
         keyAddress = row.getBaseOffset
@@ -128,7 +167,7 @@ private[spark] final class ColumnFamily(
         OffHeap.copyRow(row, keyAddress)
       }
     } else {
-      setKeyBytes(format.keys.encodeKey(row))
+      setKeyBytes(encoders.keys.encodeKey(row))
     }
   }
 
@@ -151,7 +190,7 @@ private[spark] final class ColumnFamily(
         valueAddress = scratch.value(valueBytes + checksum.bytes)
         OffHeap.copyRow(row, valueAddress)
       } else {
-        val bytes = format.values.encodeValue(row)
+        val bytes = encoders.values.encodeValue(row)
         valueBytes = bytes.length
         valueAddress = scratch.value(valueBytes + checksum.bytes)
         Platform.copyMemory(bytes, Platform.BYTE_ARRAY_OFFSET, null, valueAddress, valueBytes)
@@ -180,7 +219,7 @@ private[spark] final class ColumnFamily(
     if (format.plainValues) {
       plainRow(address, count, format.valueFields, bytes)
     } else {
-      format.values.decodeValue(OffHeap.toHeap(address, bytes)).copy()
+      encoders.values.decodeValue(OffHeap.toHeap(address, bytes)).copy()
     }
   }
 
@@ -190,7 +229,7 @@ private[spark] final class ColumnFamily(
       plainRow(address, count, format.keyFields, bytes)
     } else {
       // Spark's encoders use one row again and again; those given out here stay as they are.
-      format.keys.decodeKey(OffHeap.toHeap(address, bytes)).copy()
+      encoders.keys.decodeKey(OffHeap.toHeap(address, bytes)).copy()
     }
   }
 
@@ -198,6 +237,7 @@ private[spark] final class ColumnFamily(
 
   def get(key: UnsafeRow): UnsafeRow = {
     if (!exists) return null
+    if (pending.mayHold(key)) flush()
     setKey(key)
     val span = scratch.span
     if (Native.get(handle, keyAddress, keyBytes, span)) {
@@ -209,6 +249,7 @@ private[spark] final class ColumnFamily(
 
   def getAll(key: UnsafeRow): Iterator[UnsafeRow] = {
     if (!exists) return Iterator.empty
+    flush()
     setKey(key)
     val span = scratch.span
     if (Native.getAll(handle, keyAddress, keyBytes, span)) {
@@ -237,7 +278,7 @@ private[spark] final class ColumnFamily(
           row.pointTo(values, Platform.BYTE_ARRAY_OFFSET + start, bytes)
           row
         } else {
-          format.values.decodeValue(java.util.Arrays.copyOfRange(values, start, start + bytes))
+          encoders.values.decodeValue(java.util.Arrays.copyOfRange(values, start, start + bytes))
             .copy()
         }
       }
@@ -254,14 +295,19 @@ private[spark] final class ColumnFamily(
   }
 
   def contains(key: UnsafeRow): Boolean = exists && {
+    if (pending.mayHold(key)) flush()
     setKey(key)
     Native.contains(handle, keyAddress, keyBytes)
   }
 
   def put(key: UnsafeRow, value: UnsafeRow): Unit = {
-    if (format.plainKeys && format.plainValues && checksum.bytes == 0) {
-      if (pending.add(key, value)) flushPending()
+    // After a failure nothing more waits: there is room for so many rows only.
+    if (failure != null) throw failure
+    if (format.plainKeys && format.plainValues && checksum.bytes == 0 &&
+        pending.fits(key, value)) {
+      if (pending.add(key, value)) flush()
     } else {
+      flush()
       setKey(key)
       setValue(value)
       try {
@@ -274,6 +320,7 @@ private[spark] final class ColumnFamily(
 
   /** Adds the values to those of the key, or puts them in their place. */
   def putAll(key: UnsafeRow, values: Array[UnsafeRow], replace: Boolean): Unit = {
+    flush()
     setKey(key)
     if (replace) Native.remove(handle, keyAddress, keyBytes)
     var i = 0
@@ -293,11 +340,13 @@ private[spark] final class ColumnFamily(
   }
 
   def append(key: UnsafeRow, value: UnsafeRow): Unit = {
+    flush()
     setKey(key)
     appendToKey(value)
   }
 
   def remove(key: UnsafeRow): Unit = {
+    flush()
     setKey(key)
     try {
       Native.remove(handle, keyAddress, keyBytes)
@@ -308,8 +357,8 @@ private[spark] final class ColumnFamily(
 
   def removeRange(begin: UnsafeRow, end: UnsafeRow): Unit = {
     flush()
-    setKeyBytes(format.keys.encodeKey(begin))
-    val hi = format.keys.encodeKey(end)
+    setKeyBytes(encoders.keys.encodeKey(begin))
+    val hi = encoders.keys.encodeKey(end)
     val hiAddress = scratch.value(hi.length)
     Platform.copyMemory(hi, Platform.BYTE_ARRAY_OFFSET, null, hiAddress, hi.length)
     Native.removeRange(handle, keyAddress, keyBytes, hiAddress, hi.length)
@@ -320,7 +369,7 @@ private[spark] final class ColumnFamily(
   def iterator(all: Boolean): StateStoreIterator[UnsafeRowPair] = scan(null, null, all)
 
   def prefixScan(prefix: UnsafeRow, all: Boolean): StateStoreIterator[UnsafeRowPair] = {
-    val lo = format.keys.encodePrefixKey(prefix)
+    val lo = encoders.keys.encodePrefixKey(prefix)
     scan(lo, ColumnFamily.afterPrefix(lo), all)
   }
 
@@ -328,7 +377,7 @@ private[spark] final class ColumnFamily(
       start: Option[UnsafeRow],
       end: Option[UnsafeRow],
       all: Boolean): StateStoreIterator[UnsafeRowPair] =
-    scan(start.map(format.keys.encodeKey).orNull, end.map(format.keys.encodeKey).orNull, all)
+    scan(start.map(encoders.keys.encodeKey).orNull, end.map(encoders.keys.encodeKey).orNull, all)
 
   private def scan(
       lo: Array[Byte], hi: Array[Byte], all: Boolean): StateStoreIterator[UnsafeRowPair] = {
@@ -419,7 +468,18 @@ private[spark] final class PendingPuts extends AutoCloseable {
   private val offsets = new OffHeap(0)
   private var keyBytes = 0
   private var valueBytes = 0
+  /** Which hashes the keys have, in so many classes. */
+  private val hashes = new Array[Byte](Classes)
   var count = 0
+
+  private def classOf(key: UnsafeRow): Int = key.hashCode & (Classes - 1)
+
+  /** Whether the key might be among those that wait; seldom true if it is not. */
+  def mayHold(key: UnsafeRow): Boolean = count != 0 && hashes(classOf(key)) != 0
+
+  /** Whether a row is small enough to wait with others. */
+  def fits(key: UnsafeRow, value: UnsafeRow): Boolean =
+    key.getSizeInBytes <= BytesMax && value.getSizeInBytes <= BytesMax
 
   /** True if it is time to flush. */
   def add(key: UnsafeRow, value: UnsafeRow): Boolean = {
@@ -427,6 +487,7 @@ private[spark] final class PendingPuts extends AutoCloseable {
     OffHeap.copyRow(value, values.reserve(valueBytes + value.getSizeInBytes) + valueBytes)
     keyBytes += key.getSizeInBytes
     valueBytes += value.getSizeInBytes
+    hashes(classOf(key)) = 1
     val at = offsets.reserve(8L * (RowsMax + 1))
     if (count == 0) {
       Platform.putInt(null, at, 0)
@@ -443,6 +504,7 @@ private[spark] final class PendingPuts extends AutoCloseable {
     count = 0
     keyBytes = 0
     valueBytes = 0
+    java.util.Arrays.fill(hashes, 0.toByte)
     val at = offsets.address
     Native.putMany(family, keys.address, at, values.address, at + ValueOffsets, rows)
   }
@@ -458,6 +520,7 @@ private[spark] final class PendingPuts extends AutoCloseable {
 private object PendingPuts {
   val RowsMax = 64
   val BytesMax = 256 << 10
+  val Classes = 1024
   val ValueOffsets: Long = 4L * (RowsMax + 1)
 }
 
@@ -497,7 +560,9 @@ private[spark] final class NativeScan(
     }
     row = 0
     count = Native.scanNext(handle, rows.address, batchRows)
-    // The core's scan stays open: the rows given out may still be in use.
+    // Few of Spark's operators close what they have read to its end. Rows given out do not need
+    // the scan: those of a writer are copies, those of a reader hang on its store's pin.
+    if (count == 0) close()
     count > 0
   }
 

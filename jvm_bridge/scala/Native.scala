@@ -19,7 +19,6 @@ private[spark] object Native {
   @native def arenaCommit(arena: Long): Unit
   @native def arenaAbort(arena: Long): Unit
   @native def arenaRestore(arena: Long, snap: Long): Unit
-  @native def arenaCheck(arena: Long): Unit
   /** Writes 8 words: see [[ArenaStats]]. */
   @native def arenaStats(arena: Long, words: Long): Unit
   @native def snapAcquire(arena: Long): Long

@@ -43,14 +43,8 @@ private[spark] final class Arena(pageSize: Int, budget: Long) {
   private var condemned = false
   private var closed = false
 
-  /** False if the arena is on its way out and must not be used any more. */
-  def acquire(): Boolean = synchronized {
-    if (!condemned) users += 1
-    !condemned
-  }
-
-  /** One more use by somebody who has acquired it, also if it is on its way out. */
-  def retain(): Unit = synchronized(users += 1)
+  /** One more use, by somebody who knows that it is open. */
+  def acquire(): Unit = synchronized(users += 1)
 
   def release(): Unit = synchronized {
     users -= 1

@@ -27,7 +27,12 @@ private[spark] abstract class QuireStore(
 
   import QuireStore._
 
+  // Before anything is opened.
+  Option(TaskContext.get()).foreach(SparkInternals.checkTask)
+
   @volatile protected var state: State = Updating
+  private val owner = Thread.currentThread()
+  @volatile private var shared = false
   private var validated = !provider.validating
   private val scratch = new Scratch
   private val families = new mutable.HashMap[String, ColumnFamily]()
@@ -42,9 +47,6 @@ private[spark] abstract class QuireStore(
   override def id: StateStoreId = provider.stateStoreId
   override def version: Long = loaded.number
 
-  /** The provider that gave this store out. */
-  private[spark] def creator: QuireStateStoreProvider = provider
-
   Option(TaskContext.get()).foreach { context =>
     context.addTaskCompletionListener[Unit] { _ =>
       try {
@@ -53,8 +55,43 @@ private[spark] abstract class QuireStore(
         case NonFatal(e) => logWarning(s"$this could not be closed at the end of its task", e)
       }
     }
-    SparkInternals.checkTask(context)
   }
+
+  // ---------------------------------------------------------------------------- threads
+
+  /**
+   * Whether the caller is the thread that the store was made for, and no other has been here.
+   * Python's operators reach the store from a thread of their own, which a task that is killed does
+   * not wait for: so the calls of such threads, and what ends the store, take its monitor.
+   */
+  private def alone: Boolean =
+    if (Thread.currentThread() eq owner) {
+      !shared
+    } else {
+      shared = true
+      false
+    }
+
+  private def guarded[T](body: => T): T = if (alone) body else synchronized(body)
+
+  private def guardedRows(
+      operation: String)(
+      make: => StateStoreIterator[UnsafeRowPair]): StateStoreIterator[UnsafeRowPair] =
+    if (alone) {
+      make
+    } else {
+      val rows = synchronized(make)
+      def checked[T](body: => T): T = synchronized {
+        if (state ne Updating) requireReadable(operation)
+        body
+      }
+      new StateStoreIterator(
+        new Iterator[UnsafeRowPair] {
+          override def hasNext: Boolean = checked(rows.hasNext)
+          override def next(): UnsafeRowPair = checked(rows.next())
+        },
+        () => synchronized(rows.close()))
+    }
 
   /** What happens to a store that its task left open. */
   protected def finish(): Unit
@@ -149,10 +186,10 @@ private[spark] abstract class QuireStore(
       isInternal: Boolean): Unit = {
     require("create a column family")
     provider.register(name, keySchema, valueSchema, spec, multipleValues, isInternal)
-    family(name)
+    guarded(family(name))
   }
 
-  override def removeColFamilyIfExists(colFamilyName: String): Boolean = {
+  override def removeColFamilyIfExists(colFamilyName: String): Boolean = guarded {
     require("remove a column family")
     provider.checkFamilyName("remove_col_family", colFamilyName, isInternal = false)
     check(!readOnly, "Cannot remove a column family from a read-only store")
@@ -163,96 +200,103 @@ private[spark] abstract class QuireStore(
 
   // ---------------------------------------------------------------------------- reading
 
-  private def validate(family: ColumnFamily, key: UnsafeRow, value: UnsafeRow): Unit = {
+  private def validate(key: UnsafeRow, value: UnsafeRow): Unit = {
     if (!validated && value != null) {
       provider.validateRow(key, value)
       validated = true
     }
   }
 
-  override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow = {
+  override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow =
+    if (alone) getAlone(key, colFamilyName) else synchronized(getAlone(key, colFamilyName))
+
+  private def getAlone(key: UnsafeRow, colFamilyName: String): UnsafeRow = {
     check(key != null, "Key cannot be null")
     val family = use("get", colFamilyName)
     val value = family.get(key)
-    if (!validated) validate(family, key, value)
+    if (!validated) validate(key, value)
     value
   }
 
   override def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow] = {
     check(keys != null && keys.forall(_ != null), "Keys cannot be null")
-    val family = use("multiGet", colFamilyName)
-    keys.iterator.map(family.get)
+    keys.iterator.map(get(_, colFamilyName))
   }
 
   override def keyExists(key: UnsafeRow, colFamilyName: String): Boolean = {
     check(key != null, "Key cannot be null")
-    use("keyExists", colFamilyName).contains(key)
+    guarded(use("keyExists", colFamilyName).contains(key))
   }
 
   override def valuesIterator(key: UnsafeRow, colFamilyName: String): Iterator[UnsafeRow] = {
     check(key != null, "Key cannot be null")
-    useMultiple("valuesIterator", colFamilyName).getAll(key)
+    guarded(useMultiple("valuesIterator", colFamilyName).getAll(key))
   }
 
   private def validating(
-      family: ColumnFamily,
       rows: StateStoreIterator[UnsafeRowPair]): StateStoreIterator[UnsafeRowPair] = {
     if (validated) {
       rows
     } else {
       new StateStoreIterator(rows.map { pair =>
-        if (!validated) validate(family, pair.key, pair.value)
+        if (!validated) validate(pair.key, pair.value)
         pair
       }, () => rows.close())
     }
   }
 
-  override def iterator(colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+  override def iterator(
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = guardedRows("iterator") {
     val family = use("iterator", colFamilyName)
-    validating(family, family.iterator(all = false))
+    validating(family.iterator(all = false))
   }
 
   override def iteratorWithMultiValues(
       colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
-    useMultiple("iteratorWithMultiValues", colFamilyName).iterator(all = true)
+    guardedRows("iteratorWithMultiValues") {
+      useMultiple("iteratorWithMultiValues", colFamilyName).iterator(all = true)
+    }
 
   override def prefixScan(
-      prefixKey: UnsafeRow, colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+      prefixKey: UnsafeRow,
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = guardedRows("prefixScan") {
     val family = use("prefixScan", colFamilyName)
     requirePrefix(family)
-    validating(family, family.prefixScan(prefixKey, all = false))
+    validating(family.prefixScan(prefixKey, all = false))
   }
 
   override def prefixScanWithMultiValues(
-      prefixKey: UnsafeRow, colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
-    val family = useMultiple("prefixScanWithMultiValues", colFamilyName)
-    requirePrefix(family)
-    family.prefixScan(prefixKey, all = true)
-  }
+      prefixKey: UnsafeRow, colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    guardedRows("prefixScanWithMultiValues") {
+      val family = useMultiple("prefixScanWithMultiValues", colFamilyName)
+      requirePrefix(family)
+      family.prefixScan(prefixKey, all = true)
+    }
 
   private def requirePrefix(family: ColumnFamily): Unit = Predef.require(
-    family.format.keys.supportPrefixKeyScan, "Prefix scan requires setting prefix key!")
+    family.supportsPrefixScan, "Prefix scan requires setting prefix key!")
 
   override def rangeScan(
       startKey: Option[UnsafeRow],
       endKey: Option[UnsafeRow],
-      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = guardedRows("rangeScan") {
     val family = use("rangeScan", colFamilyName)
     requireRange(family)
-    validating(family, family.rangeScan(startKey, endKey, all = false))
+    validating(family.rangeScan(startKey, endKey, all = false))
   }
 
   override def rangeScanWithMultiValues(
       startKey: Option[UnsafeRow],
       endKey: Option[UnsafeRow],
-      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
-    val family = useMultiple("rangeScanWithMultiValues", colFamilyName)
-    requireRange(family)
-    family.rangeScan(startKey, endKey, all = true)
-  }
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    guardedRows("rangeScanWithMultiValues") {
+      val family = useMultiple("rangeScanWithMultiValues", colFamilyName)
+      requireRange(family)
+      family.rangeScan(startKey, endKey, all = true)
+    }
 
   private def requireRange(family: ColumnFamily): Unit = Predef.require(
-    family.format.keys.supportsRangeScan,
+    family.supportsRangeScan,
     "Range scan requires an encoder that supports range scanning!")
 
   // ---------------------------------------------------------------------------- writing
@@ -275,27 +319,31 @@ private[spark] abstract class QuireStore(
   override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
     check(key != null, "Key cannot be null")
     Predef.require(value != null, "Cannot put a null value")
-    writable("put", colFamilyName).put(key, value)
+    if (alone) {
+      writable("put", colFamilyName).put(key, value)
+    } else {
+      synchronized(writable("put", colFamilyName).put(key, value))
+    }
   }
 
   override def putList(
       key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit = {
     check(key != null, "Key cannot be null")
     requireValues("put", values)
-    writableMultiple("putList", colFamilyName).putAll(key, values, replace = true)
+    guarded(writableMultiple("putList", colFamilyName).putAll(key, values, replace = true))
   }
 
   override def merge(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
     check(key != null, "Key cannot be null")
     Predef.require(value != null, "Cannot merge a null value")
-    writableMultiple("merge", colFamilyName).append(key, value)
+    guarded(writableMultiple("merge", colFamilyName).append(key, value))
   }
 
   override def mergeList(
       key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit = {
     check(key != null, "Key cannot be null")
     requireValues("merge", values)
-    writableMultiple("mergeList", colFamilyName).putAll(key, values, replace = false)
+    guarded(writableMultiple("mergeList", colFamilyName).putAll(key, values, replace = false))
   }
 
   private def requireValues(operation: String, values: Array[UnsafeRow]): Unit = {
@@ -305,18 +353,20 @@ private[spark] abstract class QuireStore(
 
   override def remove(key: UnsafeRow, colFamilyName: String): Unit = {
     check(key != null, "Key cannot be null")
-    writable("remove", colFamilyName).remove(key)
+    guarded(writable("remove", colFamilyName).remove(key))
   }
 
   override def deleteRange(
       beginKey: UnsafeRow, endKey: UnsafeRow, colFamilyName: String): Unit = {
     check(beginKey != null, "Begin key cannot be null")
     check(endKey != null, "End key cannot be null")
-    val family = writable("deleteRange", colFamilyName)
-    check(
-      family.format.keys.supportsDeleteRange,
-      "deleteRange requires a RangeKeyScanStateEncoderSpec for ordered key encoding")
-    family.removeRange(beginKey, endKey)
+    guarded {
+      val family = writable("deleteRange", colFamilyName)
+      check(
+        family.supportsDeleteRange,
+        "deleteRange requires a RangeKeyScanStateEncoderSpec for ordered key encoding")
+      family.removeRange(beginKey, endKey)
+    }
   }
 
   override def hasCommitted: Boolean = state == Committed
@@ -378,6 +428,7 @@ private[spark] final class QuireWriteStore(
   extends QuireStore(provider, loaded, new LivePages(arena), readOnly = false) {
   import QuireStore._
 
+  private var commitTried = false
   private var committed: Option[QuireStateStoreProvider.Commit] = None
   /** What was committed, once somebody reads it; until then the store has nothing open. */
   private var reading = false
@@ -408,13 +459,17 @@ private[spark] final class QuireWriteStore(
 
   override def commit(): Long = synchronized {
     requireState(Updating)
+    if (commitTried) {
+      throw StateStoreErrors.stateStoreOperationOutOfOrder(
+        "A commit that has failed cannot be tried again: abort the store")
+    }
+    commitTried = true
     try {
       flushFamilies()
       val commit = provider.commit(this, loaded)
       committed = Some(commit)
       state = Committed
-      closePages()
-      provider.finished(this)
+      try closePages() finally provider.finished(this)
       commit.version.number
     } catch {
       case e: Throwable =>
@@ -443,6 +498,9 @@ private[spark] final class QuireWriteStore(
     }
   }
 
+
+  /** Whether it may still be written. */
+  private[spark] def isUpdating: Boolean = state == Updating
 
   override def metrics: StateStoreMetrics = {
     if (state == Updating) {

@@ -9,6 +9,7 @@ import scala.util.control.NonFatal
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 
+import org.apache.spark.TaskContext
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
@@ -50,8 +51,10 @@ class QuireStateStoreProvider
   private val retained = new mutable.ArrayBuffer[PinnedVersion]()
   /** The versions that led to the current one, as far as they are known, the oldest first. */
   private var line: Vector[Version] = Vector.empty
-  /** The newest version of that line that has a base; 0 for the empty state. */
-  private var lastBase = 0L
+  /** The versions of that line that have a base, the oldest first. */
+  private var basesOfLine: Vector[Version] = Vector.empty
+  /** The highest number that a base in the folder has, of this line or another. */
+  private var highestBase = 0L
   private var basesWritten = 0L
   private var baseBytes = 0L
   private var writer: AnyRef = _
@@ -60,7 +63,7 @@ class QuireStateStoreProvider
   @volatile private var rowsFromFiles = false
   /** The number of the last writer. */
   private var stamp = 0L
-  /** Committed stores that are being read. */
+  /** Committed stores that are being read by no task, which would end it. */
   private val readingCommitted = new mutable.HashSet[QuireWriteStore]()
 
   override def init(
@@ -109,21 +112,29 @@ class QuireStateStoreProvider
       case _ =>
     }
     val encoding = storeConf.stateStoreEncodingFormat
-    lazy val encoder = RocksDBStateStoreProvider.getDataEncoder(
-      encoding,
-      StateRowEncoderCacheKey(
-        SparkInternals.runId(hadoopConf), storeId.operatorId, storeId.partitionId,
-        storeId.storeName, name),
-      spec, valueSchema, stateSchemaProvider, Some(name))
-    formats.putIfAbsent(name, new FamilyFormat(
-      name, keySchema, valueSchema, spec, multipleValues, isInternal,
-      RocksDBStateEncoder.getKeyEncoder(encoder, spec, useColumnFamilies),
-      // Lists are the core's own, so every value is encoded by itself.
-      RocksDBStateEncoder.getValueEncoder(encoder, valueSchema, useMultipleValuesPerKey = false),
-      encoding,
-      new RowChecksum(
-        storeConf.rowChecksumEnabled, storeConf.rowChecksumReadVerificationRatio,
-        storeId.toString)))
+    def encoders(): Encoders = {
+      val data =
+        if (encoding == StateStoreEncoding.Avro.toString) {
+          new AvroStateEncoder(spec, valueSchema, stateSchemaProvider, name)
+        } else {
+          new UnsafeRowDataEncoder(spec, valueSchema)
+        }
+      new Encoders(
+        RocksDBStateEncoder.getKeyEncoder(data, spec, useColumnFamilies),
+        // Lists are the core's own, so every value is encoded by itself.
+        RocksDBStateEncoder.getValueEncoder(data, valueSchema, useMultipleValuesPerKey = false))
+    }
+    // Registered again for every batch; what it was made with does not change.
+    formats.computeIfAbsent(name, _ => {
+      val made = new FamilyFormat(
+        name, keySchema, valueSchema, spec, multipleValues, isInternal, encoders _, encoding,
+        new RowChecksum(
+          storeConf.rowChecksumEnabled, storeConf.rowChecksumReadVerificationRatio,
+          storeId.toString))
+      // What cannot be encoded is to be said now, not in the middle of a task.
+      if (!made.plainKeys || !made.plainValues) made.giveBack(encoders())
+      made
+    })
   }
 
   private[spark] def register(
@@ -184,8 +195,11 @@ class QuireStateStoreProvider
       forceSnapshotOnCommit: Boolean,
       loadEmpty: Boolean): StateStore = loading {
     val durable = if (loadEmpty) BaseAlone else if (forceSnapshotOnCommit) DeltaAndBase else Delta
-    writeStore(wantedVersion(version, stateStoreCkptId), durable) { wanted =>
-      if (loadEmpty) bringEmpty(wanted) else bring(wanted)
+    val wanted = wantedVersion(version, stateStoreCkptId)
+    if (loadEmpty) {
+      writeStore(wanted, durable)(None, empty(wanted))
+    } else {
+      writeStore(wanted, durable)(bringFromMemory(wanted), load(wanted))
     }
   }
 
@@ -217,9 +231,9 @@ class QuireStateStoreProvider
     val from = wantedVersion(snapshotVersion, snapshotVersionStateStoreCkptId)
     val to = wantedVersion(endVersion, endVersionStateStoreCkptId)
     if (readOnly) {
-      pinnedStore(to, adopt = false)(load(to, Some(from)))
+      pinnedStore(to, adopt = false)(loadOnto(from, to))
     } else {
-      writeStore(to, Delta)(wanted => adoptLoaded(wanted, load(wanted, Some(from))))
+      writeStore(to, Delta)(None, loadOnto(from, to))
     }
   }
 
@@ -229,7 +243,7 @@ class QuireStateStoreProvider
       colFamilyNameOpt: Option[String],
       endVersionStateStoreCkptId: Option[String]): ChangeIterator = {
     val end = wantedVersion(endVersion, endVersionStateStoreCkptId)
-    val versions = lineTo(end, startVersion).filter(_.number >= startVersion)
+    val versions = lineTo(end, look(), _.number <= startVersion).filter(_.number >= startVersion)
     val name = colFamilyNameOpt.getOrElse(StateStore.DEFAULT_COL_FAMILY_NAME)
     new ChangeReader(files, versions, format(name))
   }
@@ -260,27 +274,39 @@ class QuireStateStoreProvider
     case other => other
   }
 
+  /** A writer on a version that is in memory, else on one that is loaded. */
   private def writeStore(version: Version, files: CommitFiles)(
-      bringIt: Version => LoadReport): StateStore = {
+      fromMemory: => Option[LoadReport], load: => Loaded): StateStore = {
     val token = new Object
     claimWriter(token)
     var store: QuireWriteStore = null
     try {
       val started = System.nanoTime()
-      val (mine, from, report) = synchronized {
-        val report = bringIt(version)
+      // Loading takes long, and nobody else may load or write meanwhile: no need for the monitor.
+      val report = synchronized(fromMemory).getOrElse(adopting(version, load))
+      val (mine, from) = synchronized {
+        checkOpen()
+        // A state that did not grow out of the version is not that version.
+        if (files == BaseAlone) current = NoVersion
         // The version being made counts as one of those in memory.
         trimRetained(storeConf.maxVersionsToRetainInMemory - 2)
         arena.acquire()
-        (arena, current, report)
+        (arena, if (files == BaseAlone) version else current)
       }
       store = closingOnFailure(() => mine.release()) {
         new QuireWriteStore(this, from, mine, files, report.metrics(started))
       }
-      synchronized { writer = store }
+      synchronized { if (store.isUpdating) writer = store else finished(token) }
       store
     } finally {
       if (store == null) finished(token)
+    }
+  }
+
+  private def adopting(version: Version, loaded: Loaded): LoadReport = synchronized {
+    closingOnFailure(() => loaded.arena.condemn()) {
+      checkOpen()
+      adoptLoaded(version, loaded)
     }
   }
 
@@ -294,7 +320,7 @@ class QuireStateStoreProvider
         val adopt = synchronized {
           writer == null && (arena == null || version.number > current.number)
         }
-        pinnedStore(version, adopt)(load(version, None))
+        pinnedStore(version, adopt)(load(version))
     }
   }
 
@@ -312,9 +338,10 @@ class QuireStateStoreProvider
   private def pinnedStore(version: Version, adopt: Boolean)(load: => Loaded): QuireReadStore = {
     val loaded = load
     rowsFromFiles = loaded.report.fromFiles
-    val snap = Native.snapAcquire(loaded.arena.handle)
-    loaded.arena.acquire()
-    val pinned = new PinnedVersion(version, loaded.arena, snap)
+    val pinned = closingOnFailure(() => loaded.arena.condemn()) {
+      loaded.arena.acquire()
+      pinAcquired(loaded.arena, version)
+    }
     synchronized {
       if (adopt && writer == null && !closed) adoptLoaded(version, loaded) else loaded.arena.condemn()
     }
@@ -354,11 +381,14 @@ class QuireStateStoreProvider
 
   private[spark] def currentStamp: Long = synchronized(stamp)
 
+  /** Ends a writer, if it is the one at work. */
   private[spark] def finished(token: AnyRef): Unit = synchronized {
-    stamp += 1
-    writer = null
-    writerThread = null
-    notifyAll()
+    if (writer eq token) {
+      stamp += 1
+      writer = null
+      writerThread = null
+      notifyAll()
+    }
   }
 
   private def checkOpen(): Unit =
@@ -366,30 +396,38 @@ class QuireStateStoreProvider
 
   // ---------------------------------------------------------------------------- versions in memory
 
-  /** Makes the version the arena's committed state; under the monitor, with the writer's token. */
-  private def bring(version: Version): LoadReport = {
+  /** Makes a version that is in memory the arena's state; under the monitor, by the writer. */
+  private def bringFromMemory(version: Version): Option[LoadReport] = {
+    checkOpen()
     if (arena != null && current.answers(version)) {
-      LoadReport(fromMemory = true)
+      Some(LoadReport(fromMemory = true))
     } else {
-      retained.find(_.version.answers(version)) match {
-        case Some(pinned) =>
-          Native.arenaRestore(arena.handle, pinned.snap)
-          current = pinned.version
-          line = line.takeWhile(_ != current) :+ current
-          lastBase = math.min(lastBase, version.number)
-          val (stale, kept) = retained.partition(_.version.number >= version.number)
-          retained.clear()
-          retained ++= kept
-          stale.foreach(_.release())
-          LoadReport(fromMemory = true)
-        case None =>
-          adoptLoaded(version, load(version, None))
-      }
+      retained.find(_.version.answers(version)).flatMap(restore)
     }
   }
 
-  private def bringEmpty(version: Version): LoadReport =
-    adoptLoaded(version, Loaded(newArena(0), Vector(version), version.number, LoadReport()))
+  /** Goes back to an older version; None if that fails, with nothing left in memory. */
+  private def restore(pinned: PinnedVersion): Option[LoadReport] =
+    try {
+      Native.arenaRestore(arena.handle, pinned.snap)
+      current = pinned.version
+      line = line.takeWhile(_ != current) :+ current
+      basesOfLine = basesOfLine.filter(_.number <= current.number)
+      val (stale, kept) = retained.partition(_.version.number >= current.number)
+      retained.clear()
+      retained ++= kept
+      stale.foreach(_.release())
+      Some(LoadReport(fromMemory = true))
+    } catch {
+      case e: QuireNativeException =>
+        logWarning(s"$storeId could not go back to version ${pinned.version} in memory, and " +
+          "loads it from its checkpoint", e)
+        dropArena()
+        None
+    }
+
+  private def empty(version: Version): Loaded =
+    Loaded(newArena(0), Vector(version), None, LoadReport())
 
   /** Takes a loaded arena for the provider's own; under the monitor. */
   private def adoptLoaded(version: Version, loaded: Loaded): LoadReport = {
@@ -398,9 +436,11 @@ class QuireStateStoreProvider
     arena = loaded.arena
     current = version
     line = loaded.line
-    lastBase = loaded.base
+    basesOfLine = loaded.base.toVector
     loaded.report
   }
+
+  private def lastBase: Long = basesOfLine.lastOption.fold(0L)(_.number)
 
   private def dropArena(): Unit = {
     trimRetained(0)
@@ -421,7 +461,7 @@ class QuireStateStoreProvider
 
   /** The same on the arena of a writer, which keeps it open. */
   private def pin(mine: Arena, version: Version): PinnedVersion = {
-    mine.retain()
+    mine.acquire()
     closingOnFailure(() => mine.release())(pinAcquired(mine, version))
   }
 
@@ -446,6 +486,7 @@ class QuireStateStoreProvider
     var retaining = false
     try {
       val keys = countKeys(mine)
+      removeStaleBase(next)
       val started = System.nanoTime()
       val written = files.writeDelta(mine.handle, older.snap, next, loaded, keys.users)
       val durable = System.nanoTime()
@@ -462,7 +503,8 @@ class QuireStateStoreProvider
         }
       }
       val end = System.nanoTime()
-      if (store.files == DeltaAndBase) writeBase()
+      // The version is durable: a base that cannot be written now is written by maintenance.
+      if (store.files == DeltaAndBase) maintaining("writing a base that was asked for")(writeBase())
       committed(store, next, loaded.id, keys, written, Map(
         QuireMetrics.CommitWriteTime -> (durable - started) / 1000000,
         QuireMetrics.CommitPublishTime -> (end - durable) / 1000000,
@@ -470,6 +512,15 @@ class QuireStateStoreProvider
     } finally {
       if (!retaining) older.release()
     }
+  }
+
+  /**
+   * Without ids, a batch that is run again makes the same version again, and a base that an earlier
+   * run left under its name is not of this one.
+   */
+  private def removeStaleBase(next: Version): Unit = {
+    val possible = synchronized(next.id.isEmpty && next.number <= highestBase)
+    if (possible) files.remove(files.basePath(next))
   }
 
   /**
@@ -481,9 +532,9 @@ class QuireStateStoreProvider
     val keys = countKeys(mine)
     val started = System.nanoTime()
     val dirty = mine.stats().dirty
-    Native.arenaCommit(mine.handle)
     var done = false
     try {
+      Native.arenaCommit(mine.handle)
       val pinned = pin(mine, next)
       val written =
         try files.writeBase(pinned.snap, next, mine.stats().pageBytes.toInt, keys.users)
@@ -493,7 +544,7 @@ class QuireStateStoreProvider
         if (mine eq arena) {
           current = next
           line = Vector(next)
-          lastBase = next.number
+          baseIsThere(next)
         }
       }
       done = true
@@ -505,6 +556,11 @@ class QuireStateStoreProvider
       // In memory there is no way back any more.
       if (!done) synchronized { if (mine eq arena) dropArena() }
     }
+  }
+
+  private def baseIsThere(version: Version): Unit = {
+    highestBase = math.max(highestBase, version.number)
+    if (line.contains(version)) basesOfLine = (basesOfLine :+ version).sortBy(_.number)
   }
 
   private def committed(
@@ -531,14 +587,22 @@ class QuireStateStoreProvider
 
   /** Keys of the families that users have, and of Spark's own. */
   private def countKeys(mine: Arena): Keys = {
+    val pages = new LivePages(mine)
+    countKeys(pages.names, pages.open)
+  }
+
+  private def countKeys(names: Set[String], open: (String, Boolean) => Long): Keys = {
     var user, internal = 0L
-    formats.values().forEach { format =>
-      val family = Native.familyOpen(mine.handle, format.name, format.ordered)
-      try {
-        val count = Native.familyCount(family)
-        if (format.isInternal) internal += count else user += count
-      } finally {
-        Native.familyClose(family)
+    names.foreach { name =>
+      val format = formats.get(name)
+      if (format != null) {
+        val family = open(name, format.ordered)
+        try {
+          val count = Native.familyCount(family)
+          if (format.isInternal) internal += count else user += count
+        } finally {
+          Native.familyClose(family)
+        }
       }
     }
     Keys(user, internal)
@@ -586,7 +650,7 @@ class QuireStateStoreProvider
       val pinned = pinnedInMemory(version).getOrElse(
         throw StateStoreErrors.stateStoreOperationOutOfOrder(
           s"Cannot read version $version after it was committed and left memory"))
-      readingCommitted += store
+      if (TaskContext.get() == null) readingCommitted += store
       new PinnedPages(pinned)
     }
 
@@ -595,9 +659,9 @@ class QuireStateStoreProvider
 
   /** Drops what a writer has changed. */
   private[spark] def rollBack(store: QuireWriteStore): Unit = synchronized {
-    if (store.arena eq arena) {
+    if ((store.arena eq arena) && (writer eq store)) {
       try {
-        Native.arenaAbort(arena.handle)
+        if (store.files == BaseAlone) dropArena() else Native.arenaAbort(arena.handle)
       } catch {
         case NonFatal(e) =>
           logWarning(s"$storeId could not go back to version $current in memory, " +
@@ -619,14 +683,17 @@ class QuireStateStoreProvider
 
   /** Writes the current version whole, from a pin, beside whatever the writer does. */
   private def writeBase(): Unit = {
-    val pinned = synchronized { if (closed || arena == null) None else Some(pinCurrent()) }
-    pinned.foreach { pinned =>
+    val pinned = synchronized {
+      if (closed || arena == null) None else Some((pinCurrent(), arena.stats().pageBytes.toInt))
+    }
+    pinned.foreach { case (pinned, pageSize) =>
       try {
-        val pageSize = synchronized { arena.stats().pageBytes.toInt }
         val started = System.nanoTime()
-        val written = files.writeBase(pinned.snap, pinned.version, pageSize, 0)
+        val pages = new PinnedPages(pinned)
+        val keys = countKeys(pages.names, pages.open)
+        val written = files.writeBase(pinned.snap, pinned.version, pageSize, keys.users)
         synchronized {
-          if (line.contains(pinned.version)) lastBase = math.max(lastBase, pinned.version.number)
+          baseIsThere(pinned.version)
           basesWritten += 1
           baseBytes += written.bytes
         }
@@ -689,45 +756,43 @@ class QuireStateStoreProvider
    *
    * @param from the base to begin with, instead of the newest one
    */
-  private def load(version: Version, from: Option[Version]): Loaded = {
+  private def load(version: Version): Loaded = {
+    if (version.number == 0) return empty(version)
     val started = System.nanoTime()
-    if (version.number == 0) {
-      return Loaded(newArena(0), Vector(version), 0, LoadReport())
-    }
-    val chain = lineTo(version, from.fold(0L)(_.number))
-    val bases = from match {
-      case Some(base) =>
-        if (!files.exists(files.basePath(base))) {
-          throw StateStoreErrors.stateStoreSnapshotFileNotFound(
-            files.basePath(base).toString, toString)
-        }
-        Seq(base)
-      case None =>
-        chain.reverse.filter(v => v.number == 0 || files.exists(files.basePath(v)))
-    }
-    loadFromFirst(version, chain, bases, started)
-  }
-
-  private def loadFromFirst(
-      version: Version, chain: Vector[Version], bases: Seq[Version], started: Long): Loaded = {
+    val folder = look()
+    var damaged = Vector.empty[Version]
     var failure: Throwable = null
-    var repaired = 0
-    bases.foreach { base =>
-      if (failure == null || mayRepair(base, version)) {
-        try {
-          val loaded = loadFrom(version, chain, base)
-          logInfo(s"Loaded version $version of $storeId from base $base in " +
-            s"${(System.nanoTime() - started) / 1000000} ms")
-          return loaded.copy(report = loaded.report.copy(basesRepaired = repaired))
-        } catch {
-          case e: QuireCheckpointException if base.number > 0 =>
-            logWarning(s"The base of version $base of $storeId cannot be used", e)
-            if (failure == null) failure = e
-            repaired += 1
-        }
+    while (true) {
+      val chain = lineTo(version, folder, v => folder.bases(v) && !damaged.contains(v))
+      val base = chain.head
+      val usable = base.number == 0 || (folder.bases(base) && !damaged.contains(base))
+      if (failure != null && !(usable && mayRepair(base, version))) throw failure
+      if (!usable) throw missing(files.deltaPath(base))
+      try {
+        val loaded = loadFrom(chain)
+        logInfo(s"Loaded version $version of $storeId from base $base in " +
+          s"${(System.nanoTime() - started) / 1000000} ms")
+        return loaded.copy(report = loaded.report.copy(basesRepaired = damaged.size))
+      } catch {
+        case DamagedBase(e) =>
+          logWarning(s"The base of version $base of $storeId cannot be used", e)
+          if (failure == null) failure = e
+          damaged :+= base
       }
     }
-    throw (if (failure != null) failure else missing(files.deltaPath(version)))
+    throw new IllegalStateException("not reached")
+  }
+
+  /** A version, replayed from the base of an older one that was chosen. */
+  private def loadOnto(base: Version, version: Version): Loaded = {
+    val folder = look()
+    if (!folder.bases(base)) {
+      throw StateStoreErrors.stateStoreSnapshotFileNotFound(
+        files.basePath(base).toString, toString)
+    }
+    val chain = lineTo(version, folder, _ == base)
+    if (chain.head != base) throw missing(files.deltaPath(chain.head))
+    try loadFrom(chain) catch { case DamagedBase(e) => throw e }
   }
 
   private def mayRepair(base: Version, version: Version): Boolean =
@@ -737,15 +802,21 @@ class QuireStateStoreProvider
   private def missing(path: Path): Throwable =
     SparkInternals.cannotReadFile(path, new java.io.FileNotFoundException(path.toString))
 
+  private def look(): Folder = {
+    val found = files.list()
+    val (bases, deltas) = found.partition(_.isBase)
+    synchronized { bases.lastOption.foreach(b => highestBase = math.max(highestBase, b.version.number)) }
+    Folder(deltas.map(_.version).toSet, bases.map(_.version).toSet)
+  }
+
   /**
-   * The versions that lead to this one, the oldest first, from the oldest whose state can be had
-   * (0 is the empty one). In checkpoint format 2 every delta names its parent.
+   * The versions that lead to this one, the oldest first: back to the first that will do, or to the
+   * last whose delta is there (0 is the empty state). In checkpoint format 2 every delta names its
+   * parent.
    */
-  private def lineTo(version: Version, atLeast: Long): Vector[Version] = {
-    val present = files.list()
-    val deltas = present.filterNot(_.isBase).map(_.version).toSet
-    val bases = present.filter(_.isBase).map(_.version).toSet
-    if (!deltas.contains(version) && !bases.contains(version)) {
+  private def lineTo(
+      version: Version, folder: Folder, willDo: Version => Boolean): Vector[Version] = {
+    if (!folder.deltas(version) && !folder.bases(version)) {
       files.otherProvider().foreach { other =>
         throw new QuireCheckpointException(
           s"${files.folder} was written by $other: Quire cannot read it. Restart the query with " +
@@ -754,37 +825,31 @@ class QuireStateStoreProvider
       throw missing(files.deltaPath(version))
     }
     var line = Vector(version)
-    var at = version
-    var ended = false
-    while (!ended && at.number > atLeast) {
-      if (deltas.contains(at)) {
-        // Without ids the parent is the version before.
-        at = if (at.id.isEmpty) Version(at.number - 1, None)
-          else files.readHeader(files.deltaPath(at)).parent
-        line = at +: line
-      } else {
-        ended = true
-      }
+    while (line.head.number > 0 && !willDo(line.head) && folder.deltas(line.head)) {
+      val at = line.head
+      // Without ids the parent is the version before.
+      val parent =
+        if (at.id.isEmpty) Version(at.number - 1, None)
+        else files.readHeader(files.deltaPath(at)).parent
+      line = parent +: line
     }
     line
   }
 
-  private def loadFrom(version: Version, chain: Vector[Version], base: Version): Loaded = {
-    val deltas = chain.dropWhile(_ != base).drop(1)
+  /** The state that the deltas of a line lead to from the base of its first version. */
+  private def loadFrom(chain: Vector[Version]): Loaded = {
+    val (base, deltas) = (chain.head, chain.tail)
     val made =
-      if (base.number == 0) newArena(0) else loadBase(base)
-    var done = false
-    try {
+      if (base.number == 0) newArena(0)
+      else try loadBase(base) catch { case e: QuireCheckpointException => throw DamagedBase(e) }
+    closingOnFailure(() => made.condemn()) {
       deltas.foreach { delta =>
         files.read(files.deltaPath(delta)) { (_, payload) => apply(made, payload) }
       }
       Native.arenaCommit(made.handle)
-      done = true
       Loaded(
-        made, chain.dropWhile(_ != base), base.number,
+        made, chain, if (base.number == 0) None else Some(base),
         LoadReport(fromFiles = true, deltasReplayed = deltas.size))
-    } finally {
-      if (!done) made.condemn()
     }
   }
 
@@ -833,6 +898,9 @@ private[spark] object QuireStateStoreProvider {
   /** How many versions of its line a provider remembers; bases in it are safe to clean behind. */
   private val LineLength = 10000
 
+  /** Of a state that was not committed yet and grew out of nothing. */
+  private val NoVersion = Version(-1, None)
+
   /** What a commit leaves in the checkpoint. */
   sealed trait CommitFiles
   case object Delta extends CommitFiles
@@ -861,5 +929,11 @@ private[spark] object QuireStateStoreProvider {
   }
 
   /** A version read from its checkpoint, in an arena that nobody else uses yet. */
-  case class Loaded(arena: Arena, line: Vector[Version], base: Long, report: LoadReport)
+  case class Loaded(arena: Arena, line: Vector[Version], base: Option[Version], report: LoadReport)
+
+  /** What a store's folder has. */
+  case class Folder(deltas: Set[Version], bases: Set[Version])
+
+  /** That the base itself is to blame, so that an older one may do. */
+  case class DamagedBase(cause: QuireCheckpointException) extends Exception(cause)
 }

@@ -47,13 +47,13 @@ SUITES: list[Suite] = [
     *_group(
         "store",
         _STATE,
-        """QuireStateStoreSuite QuireStateStoreWithRowChecksumSuite
+        """QuireProviderSuite QuireStateStoreSuite QuireStateStoreWithRowChecksumSuite
         RocksDBStateStoreSuite RocksDBStateStoreSuiteWithRowChecksum RocksDBTimestampEncoderOperationsSuite
         StateStoreRDDSuite StateStoreCoordinatorSuite StateStoreCoordinatorStreamingSuite
         RocksDBStateStoreIntegrationSuite RocksDBStateStoreIntegrationSuiteWithRowChecksum
         RocksDBStateStoreCheckpointFormatV2Suite RocksDBStateStoreCheckpointFormatV2SuiteWithRowChecksum
         StateStoreInstanceMetricSuite StateStoreInstanceMetricSuiteWithRowChecksum""",
-        quick="QuireStateStoreSuite",
+        quick="QuireProviderSuite QuireStateStoreSuite",
     ),
     Suite(
         _STATE + "StateStoreSuite",

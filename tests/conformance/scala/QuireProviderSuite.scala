@@ -1,0 +1,299 @@
+package org.apache.spark.sql.execution.streaming.state
+
+import java.io.File
+import java.nio.file.Files
+import java.util.UUID
+import java.util.concurrent.{CountDownLatch, Executors, TimeUnit}
+
+import scala.util.Random
+
+import io.quire.spark.QuireStateStoreProvider
+import org.apache.hadoop.conf.Configuration
+import org.scalatest.BeforeAndAfter
+
+import org.apache.spark.TaskContext
+import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
+import org.apache.spark.sql.test.SharedSparkSession
+import org.apache.spark.sql.types.{IntegerType, StringType, StructType}
+import org.apache.spark.util.Utils
+
+/** What Quire's provider promises beyond the contract, and what once went wrong in it. */
+class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
+  import StateStoreTestsHelper._
+
+  private val keySchema = new StructType().add("key1", StringType, true).add("key2", IntegerType, true)
+  private val valueSchema = new StructType().add("value", IntegerType, true)
+  private val prefix = PrefixKeyScanStateEncoderSpec(keySchema, 1)
+
+  before {
+    spark.streams.stateStoreCoordinator
+  }
+
+  private def provider(
+      folder: String,
+      spec: KeyStateEncoderSpec,
+      settings: Map[String, String]): QuireStateStoreProvider = {
+    val conf = spark.sessionState.conf.clone()
+    settings.foreach { case (name, value) => conf.setConfString(name, value) }
+    val hadoopConf = new Configuration
+    hadoopConf.set(StreamExecution.RUN_ID_KEY, UUID.randomUUID().toString)
+    val made = new QuireStateStoreProvider
+    made.init(
+      StateStoreId(folder, 0, 0), keySchema, valueSchema, spec, false, new StateStoreConf(conf),
+      hadoopConf, false, None)
+    made
+  }
+
+  private def withProvider[T](
+      folder: String,
+      spec: KeyStateEncoderSpec = NoPrefixKeyStateEncoderSpec(keySchema),
+      settings: Map[String, String] = Map.empty)(body: QuireStateStoreProvider => T): T = {
+    val made = provider(folder, spec, settings)
+    try body(made) finally made.close()
+  }
+
+  private def commit(
+      from: QuireStateStoreProvider, version: Long, force: Boolean = false)(
+      rows: ((String, Int), Int)*): Unit = {
+    val store = from.getStore(version, None, force)
+    rows.foreach { case ((a, b), value) => put(store, a, b, value) }
+    store.commit()
+  }
+
+  private def rowsOf(from: QuireStateStoreProvider, version: Long): Set[((String, Int), Int)] = {
+    val store = from.getReadStore(version, None)
+    try rowPairsToDataSet(store.iterator()) finally store.release()
+  }
+
+  private def file(folder: String, name: String): File = new File(folder, s"0/0/$name")
+
+  private def metric(store: StateStore, name: String): Long =
+    store.metrics.customMetrics.find(_._1.name == name).map(_._2).get
+
+  test("scans read to their end need no close") {
+    withTempDir { dir =>
+      withProvider(dir.toString, prefix) { provider =>
+        val store = provider.getStore(0)
+        // More rows than are copied at once, so that each scan pins a version of its own; there is
+        // room for fewer pins than this.
+        (0 until 100).foreach(put(store, "a", _, 0))
+        (0 until 1000).foreach { round =>
+          val rows = store.prefixScan(dataToPrefixKeyRow("a"))
+          assert(rows.size == 100)
+          put(store, "a", round % 100, round)
+        }
+        store.commit()
+        assert(metric(store, "quireSnapshots") <= 2)
+      }
+    }
+  }
+
+  test("puts that wait are seen by whoever asks for their key") {
+    withTempDir { dir =>
+      withProvider(dir.toString) { provider =>
+        val store = provider.getStore(0)
+        val random = new Random(1)
+        val model = scala.collection.mutable.Map[(String, Int), Int]()
+        (0 until 20000).foreach { round =>
+          val key = (random.nextInt(20).toString, random.nextInt(20))
+          random.nextInt(4) match {
+            case 0 => assert(get(store, key._1, key._2) == model.get(key))
+            case 1 =>
+              assert(store.keyExists(dataToKeyRow(key._1, key._2)) == model.contains(key))
+            case 2 if round % 7 == 0 =>
+              remove(store, _ == key)
+              model -= key
+            case _ =>
+              put(store, key._1, key._2, round)
+              model(key) = round
+          }
+        }
+        store.commit()
+        assert(rowsOf(provider, 1) == model.toSet)
+      }
+    }
+  }
+
+  test("puts that could not be made stop the commit, also if the caller goes on") {
+    withTempDir { dir =>
+      val limit = Map("spark.sql.streaming.stateStore.quire.memoryLimit" -> "3m")
+      withProvider(dir.toString, settings = limit) { provider =>
+        commit(provider, 0)(("before", 0) -> 1)
+        val store = provider.getStore(1)
+        var failures = 0
+        (0 until 200000).foreach { i =>
+          if (failures < 3) {
+            try put(store, "a" * 50, i, i) catch { case _: IllegalStateException => failures += 1 }
+          }
+        }
+        assert(failures == 3)
+        intercept[Exception](store.commit())
+        store.abort()
+        assert(rowsOf(provider, 1) == Set(("before", 0) -> 1))
+        commit(provider, 1)(("after", 0) -> 2)
+        assert(rowsOf(provider, 2) == Set(("before", 0) -> 1, ("after", 0) -> 2))
+      }
+    }
+  }
+
+  test("a commit that failed is not tried again") {
+    withTempDir { dir =>
+      withProvider(dir.toString) { provider =>
+        commit(provider, 0)(("a", 0) -> 1)
+        val folder = file(dir.toString, "")
+        val store = provider.getStore(1)
+        put(store, "b", 0, 2)
+        Utils.deleteRecursively(folder)
+        Files.write(folder.toPath, Array[Byte](1)) // a file where the folder must be
+        intercept[Exception](store.commit())
+        intercept[StateStoreOperationOutOfOrder](store.commit())
+        store.abort()
+        assert(rowsOf(provider, 1) == Set(("a", 0) -> 1))
+      }
+    }
+  }
+
+  test("a replay does not leap over a version that is missing") {
+    withTempDir { dir =>
+      withProvider(dir.toString) { provider =>
+        (0 until 6).foreach(v => commit(provider, v, force = v == 1)(("a", v) -> v))
+      }
+      assert(file(dir.toString, "4.qdelta").delete())
+      withProvider(dir.toString) { provider =>
+        val error = intercept[Exception](provider.replayStateFromSnapshot(2, 6, readOnly = true))
+        assert(messages(error).contains("4.qdelta"))
+        assert(messages(intercept[Exception](provider.getStore(6))).contains("4.qdelta"))
+        val store = provider.replayStateFromSnapshot(2, 3, readOnly = true)
+        assert(rowPairsToDataSet(store.iterator()).size == 3)
+        store.abort()
+      }
+    }
+  }
+
+  private def messages(error: Throwable): String =
+    Iterator.iterate(error)(_.getCause).takeWhile(_ != null).map(_.getMessage).mkString("\n")
+
+  test("a load needs nothing that is older than the newest base") {
+    withTempDir { dir =>
+      val settings = Map("spark.sql.streaming.stateStore.checkpointFormatVersion" -> "2")
+      var id: Option[String] = None
+      withProvider(dir.toString, settings = settings) { provider =>
+        (0 until 6).foreach { v =>
+          val store = provider.getStore(v, id, forceSnapshotOnCommit = v == 3)
+          put(store, "a", v, v)
+          store.commit()
+          id = store.getStateStoreCheckpointInfo().stateStoreCkptId
+        }
+      }
+      val old = file(dir.toString, "").listFiles().filter(_.getName.matches("[123]_.*qdelta"))
+      assert(old.length == 3)
+      old.foreach(f => Files.write(f.toPath, Array[Byte](1, 2, 3)))
+      withProvider(dir.toString, settings = settings) { provider =>
+        val store = provider.getStore(6, id)
+        assert(rowPairsToDataSet(store.iterator()).size == 6)
+        store.abort()
+      }
+    }
+  }
+
+  test("a batch that is run again does not go on from the base of its first run") {
+    withTempDir { dir =>
+      withProvider(dir.toString) { provider =>
+        commit(provider, 0)(("a", 0) -> 1)
+        commit(provider, 1, force = true)(("first", 0) -> 1)
+        assert(file(dir.toString, "2.qbase").exists())
+      }
+      withProvider(dir.toString) { provider =>
+        commit(provider, 1)(("second", 0) -> 1)
+        commit(provider, 2)(("b", 0) -> 1)
+      }
+      withProvider(dir.toString) { provider =>
+        assert(rowsOf(provider, 3) ==
+          Set(("a", 0) -> 1, ("second", 0) -> 1, ("b", 0) -> 1))
+      }
+    }
+  }
+
+  test("a store that was loaded empty is its version only once it is committed") {
+    withTempDir { dir =>
+      withProvider(dir.toString) { provider =>
+        commit(provider, 0)(("a", 0) -> 1)
+        commit(provider, 1)(("b", 0) -> 2)
+        val dropped = provider.getStore(2, None, loadEmpty = true)
+        put(dropped, "c", 0, 3)
+        assert(rowsOf(provider, 2) == Set(("a", 0) -> 1, ("b", 0) -> 2))
+        dropped.abort()
+        assert(rowsOf(provider, 2) == Set(("a", 0) -> 1, ("b", 0) -> 2))
+        val whole = provider.getStore(2, None, loadEmpty = true)
+        put(whole, "d", 0, 4)
+        whole.commit()
+        assert(rowsOf(provider, 3) == Set(("d", 0) -> 4))
+        assert(!file(dir.toString, "3.qdelta").exists())
+        commit(provider, 3)(("e", 0) -> 5)
+      }
+      withProvider(dir.toString) { provider =>
+        assert(rowsOf(provider, 4) == Set(("d", 0) -> 4, ("e", 0) -> 5))
+        assert(rowsOf(provider, 2) == Set(("a", 0) -> 1, ("b", 0) -> 2))
+      }
+    }
+  }
+
+  test("a task that has failed already gets no store and disturbs none") {
+    withTempDir { dir =>
+      withProvider(dir.toString) { provider =>
+        commit(provider, 0)(("a", 0) -> 1)
+        val task = TaskContext.empty()
+        task.markTaskFailed(new RuntimeException("on purpose"))
+        TaskContext.setTaskContext(task)
+        try {
+          intercept[Exception](provider.getReadStore(1, None))
+          intercept[Exception](provider.getStore(1))
+        } finally {
+          TaskContext.unset()
+        }
+        val next = provider.getStore(1)
+        put(next, "b", 0, 2)
+        task.markTaskCompleted(None)
+        next.commit()
+        assert(rowsOf(provider, 2) == Set(("a", 0) -> 1, ("b", 0) -> 2))
+      }
+    }
+  }
+
+  test("a store may end while another thread is reading it") {
+    withTempDir { dir =>
+      withProvider(dir.toString, prefix) { provider =>
+        val fill = provider.getStore(0)
+        (0 until 2000).foreach(i => put(fill, (i % 20).toString, i, i))
+        fill.commit()
+        val pool = Executors.newSingleThreadExecutor()
+        try {
+          (0 until 50).foreach { round =>
+            val store = provider.getStore(1)
+            val begun = new CountDownLatch(1)
+            val ended = pool.submit(new Runnable {
+              override def run(): Unit =
+                try {
+                  while (true) {
+                    store.prefixScan(dataToPrefixKeyRow((round % 20).toString)).foreach { row =>
+                      assert(row.value.getInt(0) % 20 == round % 20)
+                    }
+                    put(store, "x", round, round)
+                    get(store, "x", round)
+                    begun.countDown()
+                  }
+                } catch {
+                  case _: StateStoreInvalidStamp | _: IllegalStateException => // it has ended
+                }
+            })
+            begun.await()
+            store.abort()
+            ended.get(60, TimeUnit.SECONDS)
+          }
+        } finally {
+          pool.shutdownNow()
+        }
+      }
+    }
+  }
+}
