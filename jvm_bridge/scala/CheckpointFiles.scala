@@ -155,6 +155,8 @@ private[spark] class CheckpointFiles(
       file.raw(header)
       content(file)
       file.end(keys)
+      // A disk that is full should say so here: after a close that failed nothing can be taken back.
+      out.flush()
       out.close()
       done = true
       Written(file.bytes, file.rawBytes)
@@ -318,8 +320,9 @@ private[spark] object CheckpointFiles {
   /** A base is cut into frames of this size. */
   private val ImageFrameBytes = 1 << 20
 
-  private val Name = s"""(\\d+)(?:_([^.]+))?\\.($DeltaSuffix|$BaseSuffix)""".r
-  private val Leftover = s"""\\.(\\d+)(?:_[^.]+)?\\.(?:$DeltaSuffix|$BaseSuffix)\\..*tmp(?:\\.crc)?""".r
+  // Longer numbers are nobody's version.
+  private val Name = s"""(\\d{1,18})(?:_([^.]+))?\\.($DeltaSuffix|$BaseSuffix)""".r
+  private val Leftover = s"""\\.(\\d{1,18})(?:_[^.]+)?\\.(?:$DeltaSuffix|$BaseSuffix)\\..*tmp(?:\\.crc)?""".r
 
   def parse(path: Path): Option[CheckpointFile] = path.getName match {
     case Name(number, id, suffix) =>

@@ -38,6 +38,8 @@ private[spark] class LocalFileManager(path: Path, hadoopConf: Configuration)
   override def renameTempFile(from: Path, to: Path, overwriteIfPossible: Boolean): Unit = {
     if (!overwriteIfPossible && exists(to)) throw new FileAlreadyExistsException(s"$to is there")
     Files.move(file(from), file(to), StandardCopyOption.ATOMIC_MOVE)
+    // Another file manager may have left its checksum of a file that was here before.
+    Files.deleteIfExists(file(new Path(to.getParent, s".${to.getName}.crc")))
   }
 }
 

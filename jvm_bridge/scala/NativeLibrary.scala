@@ -78,7 +78,7 @@ private[spark] object NativeLibrary {
     }
   }
 
-  /** Refuses a jar that was built for another platform or another Spark. */
+  /** Refuses a jar that was built for another platform. */
   private def checkFits(properties: Map[String, String]): Unit = {
     // Java has a name of its own for x86_64.
     val arch = System.getProperty("os.arch") match {
@@ -90,9 +90,16 @@ private[spark] object NativeLibrary {
       fail(s"This machine is $platform, and Quire's jar is for ${properties("platform")}. " +
         "Build the jar on a machine like this one: quire jar --output FILE")
     }
+  }
+
+  def checkSpark(): Unit = fitsSpark
+
+  /** Refuses a jar that was built for another Spark; once it fits, it fits. */
+  private lazy val fitsSpark: Unit = {
     def minor(version: String): String = version.split('.').take(2).mkString(".")
-    if (minor(SPARK_VERSION) != minor(properties("spark"))) {
-      fail(s"This is Spark $SPARK_VERSION, and Quire's jar is for Spark ${properties("spark")}. " +
+    val built = jarProperties()("spark")
+    if (minor(SPARK_VERSION) != minor(built)) {
+      fail(s"This is Spark $SPARK_VERSION, and Quire's jar is for Spark $built. " +
         "Build it for this one: quire jar --jars SPARK_HOME/jars --output FILE")
     }
   }

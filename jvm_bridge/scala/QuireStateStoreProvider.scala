@@ -30,7 +30,7 @@ import org.apache.spark.unsafe.Platform
  * task works on its rows.
  */
 class QuireStateStoreProvider
-  extends StateStoreProvider with ProviderShim with SupportsFineGrainedReplay with Logging {
+  extends JarFitsSpark with StateStoreProvider with ProviderShim with SupportsFineGrainedReplay with Logging {
   import QuireStateStoreProvider._
 
   @volatile private var storeId: StateStoreId = _
@@ -63,6 +63,8 @@ class QuireStateStoreProvider
   @volatile private var rowsFromFiles = false
   /** The number of the last writer. */
   private var stamp = 0L
+  /** Of a load that no writer has reported yet. */
+  private var readReport: Option[LoadReport] = None
   /** Committed stores that are being read by no task, which would end it. */
   private val readingCommitted = new mutable.HashSet[QuireWriteStore]()
 
@@ -281,9 +283,8 @@ class QuireStateStoreProvider
     claimWriter(token)
     var store: QuireWriteStore = null
     try {
-      val started = System.nanoTime()
       // Loading takes long, and nobody else may load or write meanwhile: no need for the monitor.
-      val report = synchronized(fromMemory).getOrElse(adopting(version, load))
+      val report = synchronized(fromMemory.map(orRead)).getOrElse(adopting(version, load))
       val (mine, from) = synchronized {
         checkOpen()
         // A state that did not grow out of the version is not that version.
@@ -294,13 +295,20 @@ class QuireStateStoreProvider
         (arena, if (files == BaseAlone) version else current)
       }
       store = closingOnFailure(() => mine.release()) {
-        new QuireWriteStore(this, from, mine, files, report.metrics(started))
+        new QuireWriteStore(this, from, mine, files, report.metrics)
       }
       synchronized { if (store.isUpdating) writer = store else finished(token) }
       store
     } finally {
       if (store == null) finished(token)
     }
+  }
+
+  /** How the version came to be in memory, if a reader loaded it for the writer that follows. */
+  private def orRead(fromMemory: LoadReport): LoadReport = {
+    val report = readReport.getOrElse(fromMemory)
+    readReport = None
+    report
   }
 
   private def adopting(version: Version, loaded: Loaded): LoadReport = synchronized {
@@ -343,7 +351,11 @@ class QuireStateStoreProvider
       pinAcquired(loaded.arena, version)
     }
     synchronized {
-      if (adopt && writer == null && !closed) adoptLoaded(version, loaded) else loaded.arena.condemn()
+      if (adopt && writer == null && !closed) {
+        readReport = Some(adoptLoaded(version, loaded))
+      } else {
+        loaded.arena.condemn()
+      }
     }
     val pages = new PinnedPages(pinned)
     closingOnFailure(() => pages.close())(new QuireReadStore(this, version, pages))
@@ -770,9 +782,10 @@ class QuireStateStoreProvider
       if (!usable) throw missing(files.deltaPath(base))
       try {
         val loaded = loadFrom(chain)
-        logInfo(s"Loaded version $version of $storeId from base $base in " +
-          s"${(System.nanoTime() - started) / 1000000} ms")
-        return loaded.copy(report = loaded.report.copy(basesRepaired = damaged.size))
+        val nanos = System.nanoTime() - started
+        logInfo(s"Loaded version $version of $storeId from base $base in ${nanos / 1000000} ms")
+        return loaded.copy(
+          report = loaded.report.copy(basesRepaired = damaged.size, nanos = nanos))
       } catch {
         case DamagedBase(e) =>
           logWarning(s"The base of version $base of $storeId cannot be used", e)
@@ -918,10 +931,11 @@ private[spark] object QuireStateStoreProvider {
       fromMemory: Boolean = false,
       fromFiles: Boolean = false,
       deltasReplayed: Int = 0,
-      basesRepaired: Int = 0) {
+      basesRepaired: Int = 0,
+      nanos: Long = 0) {
 
-    def metrics(started: Long): Map[StateStoreCustomMetric, Long] = Map(
-      QuireMetrics.LoadTime -> (System.nanoTime() - started) / 1000000,
+    def metrics: Map[StateStoreCustomMetric, Long] = Map(
+      QuireMetrics.LoadTime -> nanos / 1000000,
       QuireMetrics.LoadedFromMemory -> (if (fromMemory) 1L else 0L),
       QuireMetrics.LoadedFromFiles -> (if (fromFiles) 1L else 0L),
       QuireMetrics.DeltasReplayed -> deltasReplayed.toLong,
