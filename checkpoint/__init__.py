@@ -1,5 +1,27 @@
-"""What checkpoints are made of: ``delta``, the changes between two states, and ``container``, the files they lie in."""
+"""What checkpoints are made of, and how to read them.
 
-from quire.checkpoint import container, delta
+``delta`` is the changes between two states, ``container`` the files they lie in, ``codecs`` what packs these;
+``storage`` is where the files are, ``reader`` finds and loads the states of a query's checkpoint, and ``tools`` are the
+commands for it.
+"""
 
-__all__ = ["container", "delta"]
+from quire.checkpoint import codecs, container, delta, reader, storage, tools
+from quire.checkpoint.reader import Checkpoint, Line, Store, StoredFile, StoreId, Version
+from quire.checkpoint.storage import Storage, storage_for
+
+__all__ = [
+    "Checkpoint",
+    "Line",
+    "Storage",
+    "Store",
+    "StoreId",
+    "StoredFile",
+    "Version",
+    "codecs",
+    "container",
+    "delta",
+    "reader",
+    "storage",
+    "storage_for",
+    "tools",
+]

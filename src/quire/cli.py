@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import quire
 
@@ -49,7 +50,10 @@ def command(arguments: Sequence[str]) -> int:
     jar = commands.add_parser("jar", help="build the jar for a Spark, if it is not there yet, and print its path")
     jar.add_argument("--jars", type=Path, metavar="DIR", help="the jars of that Spark; default: PySpark's")
     jar.add_argument("--output", type=Path, metavar="FILE", help="where to put the jar; default: in the user's cache")
+    add_checkpoint_commands(commands)
     options = parser.parse_args(arguments)
+    if options.command in CHECKPOINT_COMMANDS:
+        return run_checkpoint_command(options)
     if options.command == "jar":
         return print_jar(options.jars, options.output)
     if options.batches < 4 or options.clicks < 1:
@@ -58,6 +62,60 @@ def command(arguments: Sequence[str]) -> int:
     from quire.demo import run
 
     return run(options.batches, options.clicks, options.checkpoint)
+
+
+CHECKPOINT_COMMANDS = ("inspect", "verify", "dump")
+
+
+def add_checkpoint_commands(commands: Any) -> None:
+    """The commands that read checkpoints; docs/tools.md shows them."""
+    inspect = commands.add_parser("inspect", help="show the operators, partitions and versions in a checkpoint")
+    verify = commands.add_parser("verify", help="read a checkpoint and name every damaged file; exit code 1 if any")
+    dump = commands.add_parser("dump", help="print a version's records, or what changed between two versions")
+    for parser in (inspect, verify, dump):
+        parser.add_argument(
+            "url", help="a query's checkpoint folder or one below it: a path, webhdfs://host:port/path, s3://..."
+        )
+        parser.add_argument("--json", action="store_true", help="for programs")
+    verify.add_argument("--all", action="store_true", help="every file, not only what the newest versions need")
+    dump.add_argument("--operator", type=count, metavar="N", help="needed if there are several")
+    dump.add_argument("--partition", type=count, metavar="N", help="needed if there are several")
+    dump.add_argument("--store", metavar="NAME", help="default: the one named default, or the only one")
+    dump.add_argument("--version", metavar="V", help="number, or number_id of checkpoint format 2; default: the newest")
+    dump.add_argument("--since", metavar="V", help="print in what the version differs from this one")
+    dump.add_argument("--family", metavar="F", help="this column family only")
+    dump.add_argument("--limit", type=count, metavar="N", help="stop after so many records")
+
+
+def count(text: str) -> int:
+    """A whole number, for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def run_checkpoint_command(options: argparse.Namespace) -> int:
+    """Runs one of the commands that read checkpoints."""
+    from quire.checkpoint import tools
+
+    def run() -> int:
+        if options.command == "inspect":
+            return tools.inspect(options.url, options.json)
+        if options.command == "verify":
+            return tools.verify(options.url, options.json, options.all)
+        return tools.dump(
+            options.url,
+            options.operator,
+            options.partition,
+            options.store,
+            options.version,
+            options.since,
+            options.family,
+            options.json,
+            options.limit,
+        )
+
+    return tools.guarded(options.command, run)
 
 
 def print_jar(jars: Path | None, output: Path | None) -> int:
