@@ -50,7 +50,8 @@ void quire_file_end_encode(const quire_file_end *end, uint8_t bytes[QUIRE_FRAME_
 int quire_file_end_decode(const uint8_t *bytes, size_t count, quire_file_end *end);
 
 typedef int (*quire_delta_sink)(void *context, const uint8_t *payload, size_t count);
-int quire_delta_write(quire_arena *arena, quire_snap *older, quire_delta_sink sink, void *context);
+int quire_delta_write(quire_arena *arena, quire_snap *older, const char *const *lists, size_t list_count,
+                      quire_delta_sink sink, void *context);
 int quire_delta_apply(quire_arena *arena, const uint8_t *payload, size_t count);
 
 typedef enum {
@@ -59,6 +60,7 @@ typedef enum {
     QUIRE_DELTA_PUT = 3,
     QUIRE_DELTA_PUT_ALL = 4,
     QUIRE_DELTA_REMOVE = 5,
+    QUIRE_DELTA_APPEND = 6,
 } quire_delta_op;
 
 typedef struct {

@@ -20,8 +20,13 @@ typedef struct {
     quire_delta_sink sink;
     void *context;
     quire_buffer payload; /* own holds it, count its length */
+    const char *const *lists;
+    size_t list_count;
     const quire_set_info *family;
     bool family_written; /* in this payload */
+    bool list;
+    quire_kv *older_kv; /* the family before, NULL: it was not there */
+    quire_buffer older_values;
 } delta_writer;
 
 /* ------------------------------------------------------------------------------------------------ writing */
@@ -81,30 +86,63 @@ static int family_begin(delta_writer *writer) {
     return name_write(writer, QUIRE_DELTA_FAMILY, writer->family);
 }
 
-static int change_write(void *context, const uint8_t *key, size_t key_bytes, const uint8_t *values, size_t values_bytes,
-                        uint64_t value_count) {
-    delta_writer *writer = context;
+static int record_write(delta_writer *writer, quire_delta_op op, const uint8_t *key, size_t key_bytes,
+                        const uint8_t *values, size_t values_bytes, uint64_t value_count) {
     QUIRE_TRY(family_begin(writer));
     QUIRE_TRY(payload_room(writer, 1 + 3 * VARINT_BYTES_MAX + key_bytes + values_bytes));
-    uint8_t head[1 + 3 * VARINT_BYTES_MAX];
+    uint8_t head[1 + 3 * VARINT_BYTES_MAX] = {(uint8_t)op};
     size_t head_bytes = 1;
     head_bytes += varint_put(head + head_bytes, key_bytes);
-    if (values == NULL) {
-        head[0] = QUIRE_DELTA_REMOVE;
-    } else if (value_count == 1) {
-        head[0] = QUIRE_DELTA_PUT;
-        values += 4; /* its length */
-        values_bytes -= 4;
+    if (op != QUIRE_DELTA_REMOVE) {
         head_bytes += varint_put(head + head_bytes, values_bytes);
-    } else {
-        head[0] = QUIRE_DELTA_PUT_ALL;
-        head_bytes += varint_put(head + head_bytes, values_bytes);
+    }
+    if (op == QUIRE_DELTA_PUT_ALL || op == QUIRE_DELTA_APPEND) {
         head_bytes += varint_put(head + head_bytes, value_count);
     }
     payload_add(writer, head, head_bytes);
     payload_add(writer, key, key_bytes);
-    payload_add(writer, values, values == NULL ? 0 : values_bytes);
+    payload_add(writer, values, values_bytes);
     return QUIRE_OK;
+}
+
+/* How many bytes and values the key had, if its new values begin with them; else 0 and *begins is false. */
+static int beginning(delta_writer *writer, const uint8_t *key, size_t key_bytes, const uint8_t *values,
+                     size_t values_bytes, uint64_t *older_count, bool *begins) {
+    *older_count = 0;
+    writer->older_values.count = 0;
+    int rc = writer->older_kv == NULL
+                 ? QUIRE_E_NOTFOUND
+                 : quire_kv_get_all(writer->older_kv, key, key_bytes, &writer->older_values, older_count);
+    const quire_buffer *older = &writer->older_values;
+    *begins = rc == QUIRE_E_NOTFOUND ||
+              (rc == QUIRE_OK && older->count <= values_bytes && memcmp(older->bytes, values, older->count) == 0);
+    return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
+}
+
+static int change_write(void *context, const uint8_t *key, size_t key_bytes, const uint8_t *values, size_t values_bytes,
+                        uint64_t value_count) {
+    delta_writer *writer = context;
+    if (values == NULL) {
+        return record_write(writer, QUIRE_DELTA_REMOVE, key, key_bytes, NULL, 0, 0);
+    }
+    if (writer->list) {
+        uint64_t older_count;
+        bool begins;
+        QUIRE_TRY(beginning(writer, key, key_bytes, values, values_bytes, &older_count, &begins));
+        if (begins) {
+            size_t older_bytes = older_count == 0 ? 0 : writer->older_values.count;
+            return value_count == older_count
+                       ? QUIRE_OK /* it is again what it was */
+                       : record_write(writer, QUIRE_DELTA_APPEND, key, key_bytes, values + older_bytes,
+                                      values_bytes - older_bytes, value_count - older_count);
+        }
+    }
+    if (value_count == 1) {
+        const size_t length_bytes = 4;
+        return record_write(writer, QUIRE_DELTA_PUT, key, key_bytes, values + length_bytes, values_bytes - length_bytes,
+                            1);
+    }
+    return record_write(writer, QUIRE_DELTA_PUT_ALL, key, key_bytes, values, values_bytes, value_count);
 }
 
 static int everything_write(delta_writer *writer, quire_kv *kv) {
@@ -138,6 +176,15 @@ static const quire_set_info *info_find(const quire_set_info *infos, size_t count
     return NULL;
 }
 
+static bool is_list(const delta_writer *writer, const char *name) {
+    for (size_t i = 0; i < writer->list_count; i++) {
+        if (strcmp(writer->lists[i], name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool is_map(uint32_t kind) {
     return kind == QUIRE_KIND_MAP || kind == QUIRE_KIND_ORDERED;
 }
@@ -149,6 +196,8 @@ static int family_write(delta_writer *writer, quire_arena *arena, quire_snap *ol
     int rc = before == NULL ? family_begin(writer) /* also an empty family is one */
                             : quire_kv_open_snap(older, before->name, (quire_kind)before->kind, &older_kv);
     if (rc == QUIRE_OK) {
+        writer->list = is_list(writer, writer->family->name);
+        writer->older_kv = older_kv;
         rc = before == NULL ? everything_write(writer, newer_kv)
                             : quire_kv_changes(newer_kv, older_kv, change_write, writer);
     }
@@ -209,8 +258,9 @@ static int infos_get(quire_arena *arena, quire_snap *snap, quire_set_info **info
     return snap != NULL ? quire_snap_list(snap, *infos, max, count) : quire_set_list(arena, *infos, max, count);
 }
 
-int quire_delta_write(quire_arena *arena, quire_snap *older, quire_delta_sink sink, void *context) {
-    delta_writer writer = {.sink = sink, .context = context};
+int quire_delta_write(quire_arena *arena, quire_snap *older, const char *const *lists, size_t list_count,
+                      quire_delta_sink sink, void *context) {
+    delta_writer writer = {.sink = sink, .context = context, .lists = lists, .list_count = list_count};
     quire_set_info *now = NULL, *before = NULL;
     size_t now_count = 0, before_count = 0;
     int rc = infos_get(arena, NULL, &now, &now_count);
@@ -223,6 +273,7 @@ int quire_delta_write(quire_arena *arena, quire_snap *older, quire_delta_sink si
     free(now);
     free(before);
     quire_buffer_free(&writer.payload);
+    quire_buffer_free(&writer.older_values);
     return rc;
 }
 
@@ -306,6 +357,7 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
     case QUIRE_DELTA_PUT:
     case QUIRE_DELTA_PUT_ALL:
     case QUIRE_DELTA_REMOVE:
+    case QUIRE_DELTA_APPEND:
         break;
     default:
         return bad_record("its kind is unknown");
@@ -314,7 +366,7 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
     if (record->op != QUIRE_DELTA_REMOVE) {
         QUIRE_TRY(varint_get(reader, &value_bytes));
     }
-    if (record->op == QUIRE_DELTA_PUT_ALL) {
+    if (record->op == QUIRE_DELTA_PUT_ALL || record->op == QUIRE_DELTA_APPEND) {
         QUIRE_TRY(varint_get(reader, &record->value_count));
     }
     QUIRE_TRY(bytes_get(reader, key_bytes, &record->key, &record->key_bytes));
@@ -346,8 +398,9 @@ static int values_put(quire_kv *kv, const quire_delta_record *record) {
         uint32_t value_bytes;
         memcpy(&value_bytes, record->value + at, 4);
         const uint8_t *value = record->value + at + 4;
-        QUIRE_TRY(at == 0 ? quire_kv_put(kv, record->key, record->key_bytes, value, value_bytes)
-                          : quire_kv_append(kv, record->key, record->key_bytes, value, value_bytes));
+        QUIRE_TRY(at == 0 && record->op == QUIRE_DELTA_PUT_ALL
+                      ? quire_kv_put(kv, record->key, record->key_bytes, value, value_bytes)
+                      : quire_kv_append(kv, record->key, record->key_bytes, value, value_bytes));
         at += 4 + value_bytes;
     }
     return QUIRE_OK;
@@ -400,7 +453,7 @@ static int record_apply(quire_arena *arena, const quire_delta_record *record, pu
     if (run->kv == NULL) {
         return bad_record("it belongs to no family");
     }
-    if (record->op == QUIRE_DELTA_PUT_ALL) {
+    if (record->op == QUIRE_DELTA_PUT_ALL || record->op == QUIRE_DELTA_APPEND) {
         return values_put(run->kv, record);
     }
     int rc = quire_kv_remove(run->kv, record->key, record->key_bytes);

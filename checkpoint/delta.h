@@ -9,6 +9,7 @@
  *             u8 3  put      varint key bytes, varint value bytes, key, value
  *             u8 4  put all  varint key bytes, varint bytes of values, varint count, key, values: each a u32 length and its bytes
  *             u8 5  remove   varint key bytes, key
+ *             u8 6  append   as put all: the values come behind those that the key has, if any
  *             A varint has 7 bits a byte, the lowest first, the top bit set on all but the last.
  *
  * Invariants  I1 a key occurs at most once in the payloads of one delta; drops of a family come before its records.
@@ -25,8 +26,10 @@
 #define QUIRE_DELTA_PAYLOAD_BYTES (256u << 10) /* a payload is handed on once it is longer */
 
 typedef int (*quire_delta_sink)(void *context, const uint8_t *payload, size_t count);
-/* From older (NULL: an empty state) to the arena's state being written. */
-int quire_delta_write(quire_arena *arena, quire_snap *older, quire_delta_sink sink, void *context);
+/* From older (NULL: an empty state) to the arena's state being written. Families in lists mostly grow by appending: where a key's old
+ * values begin its new ones, only the rest is written, at the price of a look-up in older for each changed key. */
+int quire_delta_write(quire_arena *arena, quire_snap *older, const char *const *lists, size_t list_count,
+                      quire_delta_sink sink, void *context);
 int quire_delta_apply(quire_arena *arena, const uint8_t *payload, size_t count);
 
 typedef enum {
@@ -35,6 +38,7 @@ typedef enum {
     QUIRE_DELTA_PUT = 3,
     QUIRE_DELTA_PUT_ALL = 4,
     QUIRE_DELTA_REMOVE = 5,
+    QUIRE_DELTA_APPEND = 6,
 } quire_delta_op;
 
 typedef struct {

@@ -3,7 +3,7 @@
 A delta is a list of payloads, each of which can be read alone. ``delta.h`` says how their bytes lie.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -16,13 +16,14 @@ from quire.structures.maps import split_values
 
 
 class Op(IntEnum):
-    """What a record does. ``PUT_ALL`` replaces a key's values by several, ``PUT`` by one."""
+    """What a record does. ``PUT_ALL`` replaces a key's values by several, ``PUT`` by one; ``APPEND`` adds to them."""
 
     FAMILY = lib.QUIRE_DELTA_FAMILY
     DROP = lib.QUIRE_DELTA_DROP
     PUT = lib.QUIRE_DELTA_PUT
     PUT_ALL = lib.QUIRE_DELTA_PUT_ALL
     REMOVE = lib.QUIRE_DELTA_REMOVE
+    APPEND = lib.QUIRE_DELTA_APPEND
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Record:
     family   the map it belongs to, or that it makes (``FAMILY``) or drops (``DROP``).
     ordered  whether that is an ordered map; False for a dropped one, whatever it was.
     key      empty in records that name a family.
-    values   what the key has from then on: one for ``PUT``, one or more for ``PUT_ALL``, else none.
+    values   what the key has from then on (``PUT`` one, ``PUT_ALL`` several) or has besides (``APPEND``); else none.
     """
 
     op: Op
@@ -48,10 +49,11 @@ def take_payload(context: Any, payload: Any, count: int) -> int:
     return ffi.from_handle(context).add(lambda: bytes(ffi.buffer(payload, count)))  # type: ignore[no-any-return]
 
 
-def write(arena: Arena, older: ArenaSnapshot | None = None) -> list[bytes]:
+def write(arena: Arena, older: ArenaSnapshot | None = None, lists: Collection[str] = ()) -> list[bytes]:
     """What changed from an older snapshot of the arena (None: from nothing) to its state being written, as payloads.
 
-    Nothing changed gives no payloads. The cost follows the changes, not the size.
+    Nothing changed gives no payloads. The cost follows the changes, not the size. Of the maps named in lists, where a
+    key's old values begin its new ones, only those behind them are written.
 
     >>> import quire
     >>> with quire.PageManager() as pm:
@@ -63,18 +65,26 @@ def write(arena: Arena, older: ArenaSnapshot | None = None) -> list[bytes]:
     ...         [record.key for payload in write(pm, older) for record in records(payload) if record.values]
     [b'bob']
     """
+    names = _names(lists)
     if older is None:
         with arena._lock:
-            return _write(arena, ffi.NULL)
+            return _write(arena, ffi.NULL, names)
     if not isinstance(older, ArenaSnapshot):
         raise InvalidError(f"changes since what? give an older snapshot of the arena, not {type(older).__name__}")
     with older._handle.gate, arena._lock:
-        return _write(arena, older._handle.pointer)
+        return _write(arena, older._handle.pointer, names)
 
 
-def _write(arena: Arena, older: Any) -> list[bytes]:
+def _names(lists: Any) -> list[Any]:
+    if isinstance(lists, str) or not all(isinstance(name, str) for name in lists):
+        raise InvalidError(f"lists {lists!r}: give the names of maps, as a list of str")
+    return [ffi.new("char[]", name.encode("utf-8", "surrogatepass")) for name in lists]
+
+
+def _write(arena: Arena, older: Any, names: list[Any]) -> list[bytes]:
     pointer, take = arena._live(), lib.quire_python_take_payload
-    return collect(lambda context: lib.quire_delta_write(pointer, older, take, context))
+    lists = ffi.new("char *[]", names)
+    return collect(lambda context: lib.quire_delta_write(pointer, older, lists, len(names), take, context))
 
 
 def apply(arena: Arena, payload: bytes) -> None:
@@ -139,5 +149,6 @@ def _record(found: Any, family: Record | None) -> Record:
     if family is None:
         raise CorruptError("a record of a delta makes no sense: it belongs to no family")
     value = bytes(ffi.buffer(found.value, found.value_bytes)) if found.value_bytes else b""
-    values = split_values(value, found.value_count) if op == Op.PUT_ALL else [value] * found.value_count
+    several = op in (Op.PUT_ALL, Op.APPEND)
+    values = split_values(value, found.value_count) if several else [value] * found.value_count
     return Record(op, family.family, family.ordered, key, tuple(values))

@@ -330,12 +330,42 @@ static int image_sink(void *context, const void *bytes, size_t count) {
     return sink_write(context, bytes, count);
 }
 
-NATIVE(void, deltaWrite)(JNIEnv *env, jobject self, jlong arena, jlong older, jobject object) {
-    (void)self;
-    java_sink sink;
-    if (sink_open(env, object, &sink)) {
-        failed(env, quire_delta_write(HANDLE(quire_arena, arena), HANDLE(quire_snap, older), delta_sink, &sink));
+/* The names in an array of strings, each to be given back; fewer than count if one could not be had. */
+static jsize names_get(JNIEnv *env, jobjectArray strings, const char **names, jsize count) {
+    for (jsize i = 0; i < count; i++) {
+        jstring string = (*env)->GetObjectArrayElement(env, strings, i);
+        names[i] = string == NULL ? NULL : (*env)->GetStringUTFChars(env, string, NULL);
+        if (names[i] == NULL) {
+            return i;
+        }
     }
+    return count;
+}
+
+static void names_give_back(JNIEnv *env, jobjectArray strings, const char **names, jsize count) {
+    for (jsize i = 0; i < count; i++) {
+        (*env)->ReleaseStringUTFChars(env, (*env)->GetObjectArrayElement(env, strings, i), names[i]);
+    }
+}
+
+NATIVE(void, deltaWrite)(JNIEnv *env, jobject self, jlong arena, jlong older, jobjectArray lists, jobject object) {
+    (void)self;
+    jsize count = (*env)->GetArrayLength(env, lists);
+    const char **names = calloc((size_t)count + 1, sizeof *names);
+    if (names == NULL) {
+        failed(env, quire_fail(QUIRE_E_NOMEM, "no memory for the names of %d families", (int)count));
+        return;
+    }
+    jsize got = names_get(env, lists, names, count);
+    java_sink sink;
+    int rc = QUIRE_OK;
+    if (got == count && sink_open(env, object, &sink)) {
+        rc = quire_delta_write(HANDLE(quire_arena, arena), HANDLE(quire_snap, older), names, (size_t)count, delta_sink,
+                               &sink);
+    }
+    names_give_back(env, lists, names, got);
+    free(names);
+    failed(env, rc);
 }
 
 NATIVE(void, deltaApply)(JNIEnv *env, jobject self, jlong arena, jlong payload, jlong count) {

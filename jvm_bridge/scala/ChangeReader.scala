@@ -52,12 +52,14 @@ private[spark] object DeltaRecords {
   val Put = 3
   val PutAll = 4
   val Remove = 5
+  val Append = 6
 }
 
 /**
  * What changed in one column family from version to version, for the state data source.
  *
- * A key that has several values shows as a put of the first and an append of each other one.
+ * A key whose values are replaced by several shows as a put of the first and an append of each
+ * other one.
  */
 private[spark] class ChangeReader(
     files: CheckpointFiles, versions: Seq[Version], format: FamilyFormat) extends ChangeIterator {
@@ -95,8 +97,10 @@ private[spark] class ChangeReader(
             case DeltaRecords.Remove if ours =>
               found += ((RecordType.DELETE_RECORD, key(records), null, version.number - 1))
             case _ if ours =>
+              val appended = records.op == DeltaRecords.Append
               records.values.zipWithIndex.foreach { case (value, i) =>
-                val kind = if (i == 0) RecordType.PUT_RECORD else RecordType.MERGE_RECORD
+                val kind =
+                  if (i == 0 && !appended) RecordType.PUT_RECORD else RecordType.MERGE_RECORD
                 found += ((kind, key(records), valueRow(value), version.number - 1))
               }
             case _ =>

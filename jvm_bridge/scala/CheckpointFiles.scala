@@ -128,9 +128,16 @@ private[spark] class CheckpointFiles(
   case class Written(bytes: Long, rawBytes: Long)
 
   /** Writes what changed since the snapshot as the delta of a version. Durable when it returns. */
-  def writeDelta(arena: Long, older: Long, version: Version, parent: Version, keys: Long): Written =
+  def writeDelta(
+      arena: Long,
+      older: Long,
+      lists: Array[String],
+      version: Version,
+      parent: Version,
+      keys: Long): Written =
     write(deltaPath(version), header(isBase = false, version, parent, 0), keys) { file =>
-      Native.deltaWrite(arena, older, (address, count) => file.frame(RecordsFrame, address, count))
+      Native.deltaWrite(
+        arena, older, lists, (address, count) => file.frame(RecordsFrame, address, count))
     }
 
   /** Writes a snapshot as the base of a version. */

@@ -50,7 +50,7 @@ private[spark] object Native {
   @native def scanNext(scan: Long, rows: Long, max: Int): Int
   @native def scanClose(scan: Long): Unit
 
-  @native def deltaWrite(arena: Long, older: Long, sink: ByteSink): Unit
+  @native def deltaWrite(arena: Long, older: Long, lists: Array[String], sink: ByteSink): Unit
   @native def deltaApply(arena: Long, payload: Long, count: Long): Unit
   /** See [[DeltaRecords]] for the 9 words. */
   @native def deltaNext(words: Long): Boolean

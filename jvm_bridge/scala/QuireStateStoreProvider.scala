@@ -4,6 +4,7 @@ import java.util.UUID
 import java.util.concurrent.ConcurrentHashMap
 
 import scala.collection.mutable
+import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
 import org.apache.hadoop.conf.Configuration
@@ -149,6 +150,10 @@ class QuireStateStoreProvider
     checkFamilyName("create_col_family", name, isInternal)
     addFormat(name, keySchema, valueSchema, spec, multipleValues, isInternal)
   }
+
+  /** The families whose keys have several values. */
+  private def lists: Array[String] =
+    formats.values().asScala.filter(_.multipleValues).map(_.name).toArray
 
   private[spark] def unregister(name: String): Unit = formats.remove(name)
 
@@ -500,7 +505,7 @@ class QuireStateStoreProvider
       val keys = countKeys(mine)
       removeStaleBase(next)
       val started = System.nanoTime()
-      val written = files.writeDelta(mine.handle, older.snap, next, loaded, keys.users)
+      val written = files.writeDelta(mine.handle, older.snap, lists, next, loaded, keys.users)
       val durable = System.nanoTime()
       val dirty = mine.stats().dirty
       synchronized {

@@ -12,6 +12,8 @@ from quire.checkpoint import delta
 from quire.checkpoint.delta import Op, Record
 
 MAPS = (Op.FAMILY, Op.DROP)
+SEVERAL = (Op.PUT_ALL, Op.APPEND)
+LISTS = ["default", "joins", "no such family"]
 
 
 def all_records(payloads):
@@ -24,7 +26,7 @@ def all_records(payloads):
     drops = [record.op == Op.DROP for record in records]
     assert drops == sorted(drops, reverse=True)
     for record in records:
-        assert len(record.values) == 1 if record.op == Op.PUT else bool(record.values) == (record.op == Op.PUT_ALL)
+        assert len(record.values) == 1 if record.op == Op.PUT else bool(record.values) == (record.op in SEVERAL)
     return records
 
 
@@ -37,6 +39,9 @@ def apply_to_model(model, records):
             model.pop(record.family, None)
         elif record.op == Op.REMOVE:
             model[record.family][1].pop(record.key)
+        elif record.op == Op.APPEND:
+            assert record.family in LISTS
+            model[record.family][1].setdefault(record.key, []).extend(record.values)
         else:
             model[record.family][1][record.key] = list(record.values)
     return model
@@ -59,7 +64,7 @@ class DeltaMachine(FamiliesMachine):
         """None if the pin is not of the line that led to the state being written."""
         on_line = self.line[: len(pin.line)] == pin.line
         try:
-            payloads = delta.write(self.pm, pin.snapshot)
+            payloads = delta.write(self.pm, pin.snapshot, LISTS)
         except quire.InvalidError as error:
             assert not on_line and "a restore lies between" in str(error)
             return None
@@ -85,7 +90,7 @@ class DeltaMachine(FamiliesMachine):
 
     @rule()
     def write_all(self):
-        payloads = delta.write(self.pm)
+        payloads = delta.write(self.pm, lists=LISTS)
         assert apply_to_model({}, all_records(payloads)) == self.model
         with quire.PageManager(page_size=1024) as other:
             for payload in payloads:
@@ -162,6 +167,29 @@ def test_what_records_say(pm):
             Record(Op.PUT, "events", True, b"", (b"",)),
             Record(Op.PUT, "turned", True, b"t", (b"2",)),
         }
+
+
+def test_lists_are_written_from_where_they_grew(pm):
+    names = pm.map("names")
+    for value in (b"a", b"b"):
+        names.append(b"grown", value)
+    names[b"replaced"] = b"old"
+    names[b"same"] = b"1"
+    pm.commit()
+    with pm.snapshot() as older:
+        names.append(b"grown", b"c")
+        names.append(b"new", b"x")
+        names[b"replaced"] = b"other"
+        del names[b"same"]
+        names[b"same"] = b"1"
+        found = all_records(delta.write(pm, older, ["names"]))
+        assert {(r.op, r.key, r.values) for r in found if r.op != Op.FAMILY} == {
+            (Op.APPEND, b"grown", (b"c",)),
+            (Op.APPEND, b"new", (b"x",)),
+            (Op.PUT, b"replaced", (b"other",)),
+        }
+        with pytest.raises(quire.InvalidError, match="names of maps"):
+            delta.write(pm, older, "names")
 
 
 def test_payloads_can_be_read_alone(pm):
@@ -300,7 +328,9 @@ FAMILY = head(1, b"f")
         (b"\x03\x01\x01kv", "belongs to no family"),
         (b"\x05\x00", "belongs to no family"),
         (FAMILY + head(2, b"f") + b"\x05\x00", "belongs to no family"),
-        (b"\x06", "kind is unknown"),
+        (b"\x07", "kind is unknown"),
+        (b"\x06\x00\x05\x01\x01\0\0\0v", "belongs to no family"),
+        (FAMILY + b"\x06\x01\x05\x02k\x01\0\0\0v", "not as many"),
         (b"\x00", "kind is unknown"),
         (b"\x01", "within a family's name"),
         (b"\x01\x01\x00", "within a family's name"),
