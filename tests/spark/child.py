@@ -28,7 +28,9 @@ KILLS = int(os.environ.get("QUIRE_KILLS", "2"))
 BATCHES = max(12, 4 * KILLS)
 QUERIES = {
     "counts": harness.Workload("counts", workloads.by_key, "update"),
-    "join": harness.Workload("join", workloads.join("full_outer"), sources=2, conf={workloads.JOIN: "3"}),
+    "join": harness.Workload(
+        "join", workloads.join("full_outer"), sources=2, conf={workloads.JOIN: workloads.JOIN_FORMATS[-1]}
+    ),
     "soak": harness.Workload("soak", workloads.by_window),
 }
 

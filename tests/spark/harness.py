@@ -297,17 +297,21 @@ def run(spark: SparkSession, workload: Workload, provider: str, folder: Path) ->
             if workload.clock:
                 stop_after(query, stage.stop)
             finish(query)
-    assert provider_of(folder / "checkpoint") == provider
+    recorded = recorded_conf(folder / "checkpoint")
+    assert recorded[STORE + "providerClass"] == provider
+    assert {name: recorded[name] for name in conf if name in recorded} == {
+        name: value for name, value in conf.items() if name in recorded
+    }
     if workload.clock:
         return dict(enumerate(output[number] for number in sorted(output) if output[number]))
     return output
 
 
-def provider_of(checkpoint: Path) -> str:
-    """The provider that a checkpoint was written with, from Spark's own log of offsets."""
+def recorded_conf(checkpoint: Path) -> dict[str, str]:
+    """The settings that a query keeps from its first start on, from Spark's own log of offsets."""
     first = min((path for path in (checkpoint / "offsets").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
     metadata = json.loads(first.read_text(encoding="utf-8").splitlines()[1])
-    return str(metadata["conf"][STORE + "providerClass"])
+    return dict(metadata["conf"])
 
 
 def difference(found: Output, expected: Output) -> str:

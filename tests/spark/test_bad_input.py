@@ -95,7 +95,7 @@ def test_a_query_goes_on_with_the_provider_it_began_with(place, folder, batches,
     """Spark's own rule: the session's provider is for new queries."""
     place.go(batches[:2], provider=other)
     found = place.go(batches[2:], provider=QUIRE)
-    assert harness.provider_of(place.checkpoint) == other
+    assert harness.recorded_conf(place.checkpoint)[STORE + "providerClass"] == other
     straight = Place(place.spark, folder / "straight")
     straight.go(batches[:2], provider=other)
     assert not harness.difference(found, straight.go(batches[2:], provider=other))

@@ -107,8 +107,9 @@ def test_the_changes_replayed_one_by_one_give_the_state_of_every_batch(spark, ch
         assert state == found, f"after batch {batch}"
 
 
-@pytest.mark.parametrize(("version", "peer"), [("2", HDFS), ("3", ROCKSDB)])
-def test_both_sides_of_a_join_can_be_read(spark, checkpoint, version, peer):
+@pytest.mark.parametrize("version", workloads.JOIN_FORMATS)
+def test_both_sides_of_a_join_can_be_read(spark, checkpoint, version):
+    peer = HDFS if version == "2" else ROCKSDB
     workload = joined(version, peer)
     ours, theirs = checkpoint(workload, QUIRE), checkpoint(workload, peer)
     for side in ("left", "right"):

@@ -30,7 +30,8 @@ import org.apache.xbean.asm9.commons.Remapper;
  *       as well, so that a test which sets the provider in the session's configuration names Quire's there, as a user
  *       would. With names=spark they stay, for what Spark does only where the configuration names RocksDB's. Those of
  *       HDFSBacked always stay: suites that run each test once for either have the class in the test's name;
- *   <li>one test class that looks for a version's files: Quire's endings stand for RocksDB's;
+ *   <li>test classes that look for a version's files, or for RocksDB among the users of memory: Quire's names stand in
+ *       the place of RocksDB's;
  *   <li>Quire's provider: init counts the store;
  *   <li>ScalaTest's Suite: a test that calls a method which only the provider it was written for has fails, and no longer
  *       takes the rest of its suite with it.
@@ -50,10 +51,11 @@ public final class Agent implements ClassFileTransformer {
     private static final Map<String, String> REPLACED =
         Map.of(ROCKSDB, PROVIDER, Redirects.HDFS_BACKED.replace('.', '/'), PROVIDER);
 
-    /** A suite that looks for the files of a version by their ending, and what Quire's ending for each is. */
-    private static final String LOOKS_FOR_FILES =
-        "org/apache/spark/sql/execution/streaming/state/StatePartitionAllColumnFamiliesWriterSuite";
-    private static final Map<Object, String> ENDINGS = Map.of(".zip", ".qbase", ".changelog", ".qdelta");
+    private static final String STATE = "org/apache/spark/sql/execution/streaming/state/";
+    /** Constants of some suites that name what is RocksDB's, and Quire's names for it: files, the user of memory. */
+    private static final Map<String, Map<Object, String>> CONSTANTS = Map.of(
+        STATE + "StatePartitionAllColumnFamiliesWriterSuite", Map.of(".zip", ".qbase", ".changelog", ".qdelta"),
+        STATE + "RocksDBStateStoreIntegrationSuite", Map.of("RocksDB", "Quire"));
 
     private final File tests;
     private final boolean ownNames;
@@ -164,8 +166,9 @@ public final class Agent implements ClassFileTransformer {
 
             @Override
             public Object mapValue(Object value) {
-                if (reader.getClassName().startsWith(LOOKS_FOR_FILES) && ENDINGS.containsKey(value)) {
-                    return ENDINGS.get(value);
+                Map<Object, String> constants = CONSTANTS.getOrDefault(reader.getClassName(), Map.of());
+                if (constants.containsKey(value)) {
+                    return constants.get(value);
                 }
                 boolean constant = value instanceof Type && ((Type) value).getSort() == Type.OBJECT;
                 boolean mapped = ownNames && value.equals(Type.getObjectType(ROCKSDB));

@@ -1,0 +1,505 @@
+"""Reads the checkpoints that Spark's side writes: which stores and versions there are, and the state of each.
+
+A version's state is a base with the deltas after it, its *line*. Queries may go on meanwhile: a file that is gone when
+it is opened, or a line with a gap, is looked for in a fresh listing a few times before it counts as missing.
+"""
+
+import contextlib
+import os
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from quire._native import lib
+from quire.checkpoint import container, delta
+from quire.checkpoint.codecs import decompress
+from quire.checkpoint.container import CheckpointFile, FileHeader, FileKind, FrameKind
+from quire.checkpoint.delta import Record
+from quire.checkpoint.storage import Storage, faults, join, retrying, storage_for
+from quire.pagemgr.errors import (
+    CorruptError,
+    InvalidError,
+    IOFailedError,
+    LimitError,
+    NoMemoryError,
+    NotFoundError,
+    QuireError,
+    VersionError,
+)
+from quire.structures import PageManager
+
+DEFAULT_STORE = "default"
+SUFFIXES = {FileKind.DELTA: "qdelta", FileKind.BASE: "qbase"}
+FRAMES = {FileKind.DELTA: FrameKind.RECORDS, FileKind.BASE: FrameKind.IMAGE}
+# Longer numbers are nobody's version.
+FILE_NAME = re.compile(r"(\d{1,18})(?:_([^.]+))?\.(qdelta|qbase)")
+# state/<operator>/<partition>/<store>; the default store has no folder of its own.
+STATE_FOLDER = "state"
+STATE_DEPTH = 3
+END_BYTES = lib.QUIRE_FRAME_HEADER_BYTES + lib.QUIRE_FRAME_END_BYTES
+OTHER_PROVIDERS = {
+    "zip": "RocksDBStateStoreProvider",
+    "changelog": "RocksDBStateStoreProvider",
+    "delta": "HDFSBackedStateStoreProvider",
+    "snapshot": "HDFSBackedStateStoreProvider",
+}
+
+# Before each further look at a folder whose files did not fit together.
+RELIST_WAITS_SECONDS = (0.05, 0.2, 0.5)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, order=True)
+class Version:
+    """A version of a store: its number and, in checkpoint format 2, the id of the commit.
+
+    >>> Version.parse("7_3f1c"), str(Version(7))
+    (Version(number=7, id='3f1c'), '7')
+    """
+
+    number: int
+    id: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.number}_{self.id}" if self.id else str(self.number)
+
+    @staticmethod
+    def parse(text: str) -> "Version":
+        """The version that a file of this name, but for the suffix, holds."""
+        number, _, id = text.partition("_")
+        if not number.isdecimal():
+            raise InvalidError(
+                f"{text!r} is no version: give a number, or one with its id as in the names of the files"
+            )
+        return Version(int(number), id)
+
+
+@dataclass(frozen=True, order=True)
+class StoreId:
+    """Whose state a store holds."""
+
+    operator: int
+    partition: int
+    name: str = DEFAULT_STORE
+
+    def __str__(self) -> str:
+        return f"operator {self.operator}, partition {self.partition}, store {self.name}"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a store, as its name tells of it. size: bytes."""
+
+    path: str
+    version: Version
+    kind: FileKind
+    size: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """What makes up the state of a version: a base (None: nothing at all) and the deltas after it, oldest first."""
+
+    version: Version
+    base: StoredFile | None
+    deltas: tuple[StoredFile, ...]
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """The files in the order in which they are read."""
+        return self.deltas if self.base is None else (self.base, *self.deltas)
+
+
+class Listing:
+    """The files of a store at one moment."""
+
+    def __init__(self, files: list[StoredFile]) -> None:
+        self.files = files
+        self.deltas = {file.version: file for file in files if file.kind == FileKind.DELTA}
+        self.bases = {file.version: file for file in files if file.kind == FileKind.BASE}
+        self.versions = sorted({file.version for file in files})
+
+
+def steadily(call: Callable[[], Result]) -> Result:
+    """The result of a call that lists a folder and reads from it, repeated if something it listed is not there."""
+    for wait in RELIST_WAITS_SECONDS:
+        try:
+            return call()
+        except NotFoundError:
+            time.sleep(wait)
+    return call()
+
+
+class Store:
+    """The checkpoint of one store: an operator's, in one partition, under one name. Made by ``Checkpoint``."""
+
+    def __init__(self, storage: Storage, path: str, id: StoreId | None = None) -> None:
+        self._storage = storage
+        self._path = path
+        self._id = id
+
+    def __repr__(self) -> str:
+        return f"<Store of {self.id} in {self.location}>"
+
+    @property
+    def location(self) -> str:
+        """Its folder, for messages."""
+        return self._storage.display(self._path)
+
+    @property
+    def id(self) -> StoreId:
+        """Whose state it is. If the folder's place does not tell, the oldest of its files that can be read does."""
+        if self._id is None:
+            self._id = steadily(self._id_of_files)
+        return self._id
+
+    def _id_of_files(self) -> StoreId:
+        files = self.files()
+        failure: QuireError | None = None
+        for file in files:
+            try:
+                with self._naming(file), self._storage.open(file.path) as stream:
+                    return _store_of(container.read_header(stream))
+            except (CorruptError, VersionError) as error:
+                failure = failure or error
+        raise failure or NotFoundError(f"{self.location} holds no files of Quire")
+
+    def name_of(self, file: StoredFile) -> str:
+        """A file with its whole path, for messages."""
+        return self._storage.display(file.path)
+
+    # ------------------------------------------------------------------------------------------------ listing
+
+    def files(self) -> list[StoredFile]:
+        """All its files, the oldest version first."""
+        return self.listing().files
+
+    def versions(self) -> list[Version]:
+        """The versions that have a file, oldest first. The oldest may need files that were cleaned away: see line()."""
+        return self.listing().versions
+
+    def listing(self) -> Listing:
+        """All its files, for those who look at several things of the same moment."""
+        found = []
+        for entry in self._storage.list(self._path):
+            match = FILE_NAME.fullmatch(entry.name)
+            if match and not entry.is_dir:
+                kind = FileKind.BASE if match[3] == SUFFIXES[FileKind.BASE] else FileKind.DELTA
+                version = Version(int(match[1]), match[2] or "")
+                found.append(StoredFile(join(self._path, entry.name), version, kind, entry.size))
+        return Listing(sorted(found, key=lambda file: (file.version, file.kind)))
+
+    def resolve(self, version: int | None = None, id: str | None = None) -> Version:
+        """The version of that number and id, or the newest; without an id, the one that the newest grew out of."""
+        return steadily(lambda: self._resolve(self.listing(), version, id))
+
+    def _resolve(self, listing: Listing, number: int | None, id: str | None) -> Version:
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+            raise InvalidError(f"version {number!r}: give a whole number, or None for the newest")
+        if number == 0 and not id:
+            return Version(0)
+        if not listing.versions:
+            raise NotFoundError(f"{self.location} holds no version")
+        newest = [version for version in listing.versions if version.number == listing.versions[-1].number]
+        wanted = newest[0].number if number is None else number
+        found = [v for v in listing.versions if v.number == wanted and id in (None, v.id)]
+        if len(found) > 1 and len(newest) == 1:
+            line = self._ancestors(listing, newest[0])
+            found = [v for v in line if v.number == wanted and v in found] or found
+        if not found:
+            there = f"{listing.versions[0]} to {listing.versions[-1]}"
+            raise NotFoundError(f"{self.location} has no version {Version(wanted, id or '')}: there are {there}")
+        if len(found) > 1:
+            ids = ", ".join(version.id or "none" for version in found)
+            raise InvalidError(f"{self.location} has several versions {wanted}: give the id of one: {ids}")
+        return found[0]
+
+    def _ancestors(self, listing: Listing, version: Version) -> Iterator[Version]:
+        """The version and those it grew out of, newest first, as far as there are deltas."""
+        while True:
+            yield version
+            found = listing.deltas.get(version)
+            if found is None or version.number == 0:
+                return
+            version = self._parent(found)
+
+    def _parent(self, file: StoredFile) -> Version:
+        if not file.version.id:
+            return Version(file.version.number - 1)
+        header = self.header(file)
+        return Version(header.parent_version, header.parent_id)
+
+    def line(self, version: int | None = None, id: str | None = None) -> Line:
+        """What a version is loaded from: its newest base, the deltas after it; ``NotFoundError`` names what lacks."""
+        return steadily(lambda: self._first_line(version, id))
+
+    def _first_line(self, version: int | None, id: str | None) -> Line:
+        listing = self.listing()
+        return next(self.lines_in(listing, self._resolve(listing, version, id)))
+
+    def lines_in(self, listing: Listing, version: Version) -> Iterator[Line]:
+        """All that a version can be loaded from: from the newest base, from the one before, and so on."""
+        deltas: list[StoredFile] = []
+        found = False
+        for at in self._ancestors(listing, version):
+            base = listing.bases.get(at)
+            if base is not None or at.number == 0:
+                found = True
+                yield Line(version, base, tuple(reversed(deltas)))
+            if at in listing.deltas:
+                deltas.append(listing.deltas[at])
+            elif not found:
+                missing = self._storage.display(join(self._path, f"{at}.{SUFFIXES[FileKind.DELTA]}"))
+                raise NotFoundError(f"{missing} is not there, and version {version} has no base newer than that")
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def header(self, file: StoredFile) -> FileHeader:
+        """A file's header, which must be that of its name and place."""
+
+        def read() -> FileHeader:
+            with self._storage.open(file.path) as stream:
+                return container.read_header(stream)
+
+        with self._naming(file):
+            header = self._read(file, read)
+            self._check_identity(file, header)
+        return header
+
+    def keys(self, file: StoredFile) -> int:
+        """How many keys the state has that the file leads to, from its last bytes. Bases may say 0 for any number."""
+
+        def read() -> int:
+            with self._storage.open(file.path) as stream:
+                if stream.seek(0, os.SEEK_END) < END_BYTES:
+                    raise CorruptError("it is truncated")
+                stream.seek(-END_BYTES, os.SEEK_END)
+                kind, _, stored = container._read_frame(stream)
+            if kind != lib.QUIRE_FRAME_END or len(stored) != lib.QUIRE_FRAME_END_BYTES:
+                raise CorruptError("it does not end with an end frame")
+            return int(struct.unpack("<QQQQ", stored)[2])
+
+        with self._naming(file):
+            return self._read(file, read)
+
+    def read(self, file: StoredFile) -> CheckpointFile:
+        """A whole file, verified to the last byte."""
+
+        def read() -> CheckpointFile:
+            with self._storage.open(file.path) as stream:
+                return container.read(stream, decompress)
+
+        with self._naming(file):
+            found = self._read(file, read)
+            self._check_identity(file, found.header)
+            wrong = [frame.kind for frame in found.frames if frame.kind != FRAMES[file.kind]]
+            if wrong:
+                raise CorruptError(f"a {file.kind.name.lower()} has a frame of kind {wrong[0].name.lower()}")
+        return found
+
+    def _read(self, file: StoredFile, read: Callable[[], Result]) -> Result:
+        try:
+            return retrying(read, self.name_of(file))
+        except CorruptError:
+            # A batch that is run again replaces its file. Where bytes are fetched piece by piece, half of them may have
+            # been the old one's; a file that is damaged is so the second time, too.
+            return retrying(read, self.name_of(file))
+
+    @contextlib.contextmanager
+    def _naming(self, file: StoredFile) -> Iterator[None]:
+        """Puts the file's name before what is wrong with it."""
+        try:
+            with faults(self.name_of(file)):
+                yield
+        except (CorruptError, VersionError, InvalidError) as error:
+            raise type(error)(f"{self.name_of(file)}: {error}") from error
+
+    def _check_identity(self, file: StoredFile, header: FileHeader) -> None:
+        found = (header.kind, Version(header.version, header.id), _store_of(header))
+        if found != (file.kind, file.version, self.id):
+            raise CorruptError(
+                f"it holds the {header.kind.name.lower()} of version {found[1]} of {found[2]}, which is not what its "
+                f"name and place ({self.id}) say: the file was moved or renamed"
+            )
+        if header.kind == FileKind.DELTA and header.parent_version != header.version - 1:
+            raise CorruptError(f"it says that version {found[1]} grew out of version {header.parent_version}")
+
+    # ------------------------------------------------------------------------------------------------ states
+
+    def load(self, version: int | None = None, id: str | None = None, *, repair: bool = False) -> PageManager:
+        """The state of a version (None: of the newest) in a page manager of its own, one map for each column family.
+
+        Damage raises ``CorruptError`` with the file's name. repair: pass over a damaged base for an older one with more
+        deltas, as the provider does.
+
+        >>> import tempfile, quire
+        >>> from quire.checkpoint import delta
+        >>> from quire.checkpoint.container import FileHeader, FileKind, Frame, FrameKind, write
+        >>> with tempfile.TemporaryDirectory() as folder, quire.PageManager() as pm:
+        ...     pm.map("default")[b"alice"] = b"1"
+        ...     frames = [Frame(FrameKind.RECORDS, payload) for payload in delta.write(pm)]
+        ...     with open(folder + "/1.qdelta", "wb") as file:
+        ...         write(file, FileHeader(FileKind.DELTA, 1, 0, operator_id=0, partition_id=3), frames, keys=1)
+        ...     with Checkpoint(folder).store(0, 3).load() as state:
+        ...         state.map("default")[b"alice"]
+        b'1'
+        """
+        return steadily(lambda: self._load(version, id, repair))
+
+    def _load(self, version: int | None, id: str | None, repair: bool) -> PageManager:
+        listing = self.listing()
+        failure: QuireError | None = None
+        try:
+            for line in self.lines_in(listing, self._resolve(listing, version, id)):
+                try:
+                    return self.load_line(line)
+                except (CorruptError, VersionError) as error:
+                    if not repair:
+                        raise
+                    failure = failure or error
+        except (CorruptError, VersionError, NotFoundError) as error:
+            if failure is None:
+                raise
+            raise failure from error
+        raise failure or NotFoundError(f"{self.location} holds no version")
+
+    def load_line(self, line: Line) -> PageManager:
+        """The state that a line leads to."""
+        state: PageManager | None = None
+        try:
+            for file in line.files:
+                state = self.apply(state, file, self.read(file))
+            state = state or PageManager()
+            state.commit()
+        except BaseException:
+            if state is not None:
+                state.close()
+            raise
+        return state
+
+    def apply(self, state: PageManager | None, file: StoredFile, found: CheckpointFile) -> PageManager:
+        """Does to a state what a file of its line says, and gives it back; a base makes a state of its own.
+
+        Nothing is committed. A state that was given stays the caller's to close, after an error, too.
+        """
+        made = state
+        try:
+            if file.kind == FileKind.BASE:
+                made = PageManager(page_size=found.header.page_bytes)
+                made.load_bytes(b"".join(frame.data for frame in found.frames))
+            else:
+                made = made or PageManager()
+                for frame in found.frames:
+                    delta.apply(made, frame.data)
+        except BaseException as error:
+            if made is not None and made is not state:
+                made.close()
+            # All but a lack of memory comes of what the file says.
+            if isinstance(error, QuireError) and not isinstance(error, (NoMemoryError, LimitError, IOFailedError)):
+                raise CorruptError(f"{self.name_of(file)}: {error}") from error
+            raise
+        return made
+
+    def changes(self, version: int | None = None, id: str | None = None) -> list[Record]:
+        """What a version's delta says; ``NotFoundError`` for a version that is there as a base alone."""
+        return steadily(lambda: self._changes(version, id))
+
+    def _changes(self, version: int | None, id: str | None) -> list[Record]:
+        listing = self.listing()
+        wanted = self._resolve(listing, version, id)
+        if wanted not in listing.deltas:
+            raise NotFoundError(f"{self.location} has no delta of version {wanted}, which starts a line of its own")
+        return self.records(listing.deltas[wanted], self.read(listing.deltas[wanted]))
+
+    def records(self, file: StoredFile, found: CheckpointFile) -> list[Record]:
+        """The records of a delta that was read."""
+        with self._naming(file):
+            return [record for frame in found.frames for record in delta.records(frame.data)]
+
+
+def _store_of(header: FileHeader) -> StoreId:
+    return StoreId(header.operator_id, header.partition_id, header.store_name)
+
+
+class Checkpoint:
+    """The state in a query's checkpoint, wherever it lies; see ``storage_for`` for what URLs there are.
+
+    url      the checkpoint's folder, the folder ``state`` in it, or any folder below that.
+    storage  where the url is a path: a ``Storage``, or a file system of pyarrow's.
+
+    Nothing is kept between calls, so that each sees what a running query has made of its checkpoint meanwhile.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], storage: Any = None) -> None:
+        self._storage, self._path = storage_for(url, storage)
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint in {self.location}>"
+
+    @property
+    def location(self) -> str:
+        """The folder, for messages."""
+        return self._storage.display(self._path)
+
+    def stores(self) -> list[Store]:
+        """The stores that have files, by operator, partition and name; ``NotFoundError`` if there is none."""
+        folders: list[str] = []
+        others: set[str] = set()
+        root = self._path
+        if any(entry.is_dir and entry.name == STATE_FOLDER for entry in self._storage.list(root)):
+            root = join(root, STATE_FOLDER)
+        self._search(root, STATE_DEPTH, folders, others)
+        if not folders:
+            written = " and ".join(sorted({OTHER_PROVIDERS[suffix] for suffix in others & OTHER_PROVIDERS.keys()}))
+            hint = f"its files are those of {written}" if written else "give the checkpoint's folder of a query"
+            raise NotFoundError(f"{self.location} holds no state that Quire wrote: {hint}")
+        return sorted((Store(self._storage, path, _place(path, root)) for path in folders), key=lambda store: store.id)
+
+    def _search(self, path: str, depth: int, folders: list[str], others: set[str]) -> None:
+        """Adds the folders from here on that hold files of a store, and the suffixes of all files."""
+        entries = [entry for entry in self._storage.list(path) if entry.name[0] not in "._"]
+        if any(not entry.is_dir and FILE_NAME.fullmatch(entry.name) for entry in entries):
+            folders.append(path)
+        others.update(entry.name.rsplit(".", 1)[-1] for entry in entries if not entry.is_dir)
+        for entry in entries:
+            if entry.is_dir and depth:
+                with contextlib.suppress(NotFoundError):
+                    self._search(join(path, entry.name), depth - 1, folders, others)
+
+    def store(self, operator: int | None = None, partition: int | None = None, name: str | None = None) -> Store:
+        """The store of an operator and partition; what is None may be anything that leaves one store alone.
+
+        Among several names "default" is taken, unless another is given.
+        """
+        stores = self.stores()
+        found = [
+            store
+            for store in stores
+            if operator in (None, store.id.operator)
+            and partition in (None, store.id.partition)
+            and name in (None, store.id.name)
+        ]
+        if len(found) > 1 and name is None:
+            found = [store for store in found if store.id.name == DEFAULT_STORE] or found
+        if len(found) == 1:
+            return found[0]
+        there = found or stores
+        shown = "; ".join(str(store.id) for store in there[:8]) + ("; ..." if len(there) > 8 else "")
+        if found:
+            raise InvalidError(f"{self.location} has several such stores: choose one of {shown}")
+        raise NotFoundError(f"{self.location} has no such store: there are {shown}")
+
+
+def _place(path: str, root: str) -> StoreId | None:
+    """Whose state a folder is for, by the folders it lies in, from the root or from one named state; None: unknown.
+
+    >>> _place("/copy/0/12", "/copy"), _place("/query/state/0/12/left-keys", "/query/state/0"), _place("/a", "/a")
+    (StoreId(operator=0, partition=12, name='default'), StoreId(operator=0, partition=12, name='left-keys'), None)
+    """
+    place = r"(\d+)/(\d+)(?:/([^/]+))?"
+    match = re.fullmatch("/?" + place, path[len(root) :]) or re.search(f"(?:^|/){STATE_FOLDER}/{place}$", path)
+    return StoreId(int(match[1]), int(match[2]), match[3] or DEFAULT_STORE) if match else None

@@ -1,0 +1,508 @@
+"""The commands ``quire inspect``, ``quire verify`` and ``quire dump``.
+
+Data goes to stdout and nothing else does. Exit codes: 0 all is well, 1 something is damaged, 2 it cannot be read.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from quire.checkpoint.container import CheckpointFile, FileKind
+from quire.checkpoint.reader import Checkpoint, Line, Listing, Store, StoredFile, Version, steadily
+from quire.pagemgr.errors import CorruptError, NotFoundError, QuireError, VersionError
+from quire.structures import Map, PageManager
+
+FINE, DAMAGED, CANNOT_READ = 0, 1, 2
+DAMAGE = (CorruptError, VersionError)
+# Column families that Spark keeps for itself; the counts of keys in checkpoints leave them out.
+INTERNAL_PREFIX = "$"
+
+Advance = Callable[[int], None]
+
+
+def guarded(command: str, run: Callable[[], int]) -> int:
+    """The exit code of a command; what went wrong on stderr, in a line."""
+    try:
+        return run()
+    except QuireError as error:
+        print(f"quire {command}: {error}", file=sys.stderr)
+        return DAMAGED if isinstance(error, DAMAGE) else CANNOT_READ
+    except KeyboardInterrupt:
+        print(f"quire {command}: interrupted", file=sys.stderr)
+        return CANNOT_READ
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Advance]:
+    """A bar on stderr, if that is a terminal and the package rich is there, and what moves it on."""
+    try:
+        if not sys.stderr.isatty():
+            raise ImportError
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield lambda count: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def as_table(rows: list[list[str]]) -> Iterator[str]:
+    """Rows in columns; numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def as_size(count: int) -> str:
+    """Bytes for people.
+
+    >>> as_size(999), as_size(123456)
+    ('999 B', '120.6 KiB')
+    """
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def as_ranges(numbers: Iterable[int]) -> str:
+    """Numbers in order, runs of them short.
+
+    >>> as_ranges([1, 2, 3, 7, 9, 10])
+    '1-3 7 9-10'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+# ---------------------------------------------------------------------------------------------------- inspect
+
+
+@dataclass
+class Summary:
+    """What inspect tells of a store.
+
+    keys       of the newest version, by the end of its file; None if that is damaged.
+    page_size  of the newest base; None if there is no base.
+    extent     how many files, and with how many bytes, the newest version is loaded from; None if files are missing.
+    """
+
+    operator: int
+    partition: int
+    store: str
+    versions: list[str]
+    newest: str
+    bases: list[str]
+    files: int
+    bytes: int
+    keys: int | None = None
+    codec: str | None = None
+    page_size: int | None = None
+    extent: dict[str, int] | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def summary(store: Store) -> Summary:
+    """Looks at the names of a store's files, and at the ends of a few."""
+    return steadily(lambda: _summary(store))
+
+
+def _summary(store: Store) -> Summary:
+    files = store.files()
+    if not files:
+        raise NotFoundError(f"{store.location} holds no version")
+    newest = files[-1].version
+    bases = [file for file in files if file.kind == FileKind.BASE]
+    # The delta where there is one: not all bases count the keys.
+    last = min((file for file in files if file.version == newest), key=lambda file: file.kind)
+    found = Summary(
+        store.id.operator,
+        store.id.partition,
+        store.id.name,
+        versions=list(dict.fromkeys(str(file.version) for file in files)),
+        newest=str(newest),
+        bases=[str(file.version) for file in bases],
+        files=len(files),
+        bytes=sum(file.size for file in files),
+    )
+    with noting(found.problems, DAMAGE):
+        found.codec = store.header(last).codec
+        found.keys = store.keys(last)
+    if bases:
+        with noting(found.problems, DAMAGE):
+            found.page_size = store.header(bases[-1]).page_bytes
+    with noting(found.problems, (*DAMAGE, NotFoundError)):
+        line = store.line(newest.number, newest.id)
+        found.extent = {"files": len(line.files), "bytes": sum(file.size for file in line.files)}
+    return found
+
+
+@contextlib.contextmanager
+def noting(problems: list[str], damage: tuple[type[QuireError], ...]) -> Iterator[None]:
+    """Notes damage, and goes on behind the block."""
+    try:
+        yield
+    except damage as error:
+        if str(error) not in problems:
+            problems.append(str(error))
+
+
+def inspect(url: str, as_json: bool = False, storage: Any = None) -> int:
+    """Prints which stores and versions a checkpoint has."""
+    checkpoint = Checkpoint(url, storage)
+    found = [summary(store) for store in checkpoint.stores()]
+    problems = [problem for each in found for problem in each.problems]
+    if as_json:
+        print(json.dumps({"checkpoint": checkpoint.location, "stores": [asdict(each) for each in found]}, indent=2))
+    else:
+        print(checkpoint.location)
+        for line in as_table([HEADINGS, *map(_row, found)]):
+            print(line)
+        keys = sum(each.keys or 0 for each in found)
+        print(f"{_count(len(found), 'store')}, {_count(keys, 'key')}, {as_size(sum(each.bytes for each in found))}")
+    for problem in problems:
+        print(f"quire inspect: {problem}", file=sys.stderr)
+    return DAMAGED if problems else FINE
+
+
+HEADINGS = ["operator", "partition", "store", "versions", "bases", "files", "bytes", "keys", "codec", "page", "extent"]
+
+
+def _row(found: Summary) -> list[str]:
+    unknown = "?"
+    newest = Version.parse(found.newest)
+    return [
+        str(found.operator),
+        str(found.partition),
+        found.store,
+        as_ranges(Version.parse(text).number for text in found.versions) + (f" ({newest})" if newest.id else ""),
+        as_ranges(Version.parse(text).number for text in found.bases) or "-",
+        str(found.files),
+        as_size(found.bytes),
+        unknown if found.keys is None else str(found.keys),
+        unknown if found.codec is None else found.codec or "none",
+        str(found.page_size or "-"),
+        unknown
+        if found.extent is None
+        else f"{_count(found.extent['files'], 'file')}, {as_size(found.extent['bytes'])}",
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+# ---------------------------------------------------------------------------------------------------- verify
+
+
+@dataclass
+class Verdict:
+    """What verify found in a store. version: the newest; keys: of that, if it is sound."""
+
+    operator: int
+    partition: int
+    store: str
+    version: str = ""
+    files: int = 0
+    bytes: int = 0
+    keys: int | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+class Examination:
+    """One look at all that a store's newest version needs, or at all of its files.
+
+    missing_is_damage: else ``NotFoundError`` is raised for a missing file, since a new listing may do without it.
+    """
+
+    def __init__(self, store: Store, every_file: bool, advance: Advance, missing_is_damage: bool) -> None:
+        self._store = store
+        self._every_file = every_file
+        self._advance = advance
+        self._damage = (*DAMAGE, NotFoundError) if missing_is_damage else DAMAGE
+        self._seen: set[StoredFile] = set()
+        self._verdict = Verdict(store.id.operator, store.id.partition, store.id.name)
+
+    def run(self) -> Verdict:
+        """Looks, and tells."""
+        listing = self._store.listing()
+        if not listing.files:
+            raise NotFoundError(f"{self._store.location} holds no version")
+        # In checkpoint format 2 attempts at one batch may have left several newest versions.
+        newest = [version for version in listing.versions if version.number == listing.versions[-1].number]
+        self._verdict.version = " ".join(map(str, newest))
+        for version in newest:
+            with self._noting():
+                lines = self._store.lines_in(listing, version)
+                self._replay(list(lines)[-1] if self._every_file else next(lines), listing)
+        if self._every_file:
+            for file in listing.files:
+                if file not in self._seen:
+                    self._look_at(file)
+        return self._verdict
+
+    def _noting(self) -> contextlib.AbstractContextManager[None]:
+        return noting(self._verdict.problems, self._damage)
+
+    def _read(self, file: StoredFile) -> CheckpointFile:
+        if file not in self._seen:
+            self._seen.add(file)
+            self._verdict.files += 1
+            self._verdict.bytes += file.size
+            self._advance(file.size)
+        return self._store.read(file)
+
+    def _replay(self, line: Line, listing: Listing) -> None:
+        """Reads a line to its end, and goes on behind a damaged file to name all that are damaged."""
+        state: PageManager | None = None
+        sound = True
+        try:
+            for file in line.files:
+                done = False
+                with self._noting():
+                    found = self._read(file)
+                    if sound:
+                        state = self._store.apply(state, file, found)
+                        self._check_keys(state, file, found, listing)
+                    else:
+                        self._store.records(file, found)
+                    done = True
+                sound = sound and done
+                base = listing.bases.get(file.version)
+                if sound and self._every_file and base not in (None, line.base):
+                    self._look_at(base, state)
+            if sound and state is not None:
+                with self._noting():
+                    self._check_pages(state, line.version)
+                self._verdict.keys = sum(counted_keys(state))
+        finally:
+            if state is not None:
+                state.close()
+
+    def _look_at(self, file: StoredFile, expected: PageManager | None = None) -> None:
+        """A file by itself. expected: the state that a base must hold."""
+        with self._noting():
+            found = self._read(file)
+            if file.kind == FileKind.DELTA:
+                self._store.records(file, found)
+                return
+            with self._store.apply(None, file, found) as state:
+                self._check_pages(state, file.version)
+                if expected is not None and next(differences(expected, state), None) is not None:
+                    raise CorruptError(
+                        f"{self._store.name_of(file)}: the deltas up to its version lead to another state"
+                    )
+
+    def _check_pages(self, state: PageManager, version: Version) -> None:
+        try:
+            state.check()
+        except CorruptError as error:
+            raise CorruptError(f"{self._store.location}: version {version}: {error}") from error
+
+    def _check_keys(self, state: PageManager, file: StoredFile, found: CheckpointFile, listing: Listing) -> None:
+        keys, counted = found.keys, listing.deltas.get(file.version)
+        if file.kind == FileKind.BASE and not keys:
+            # Not all bases count the keys; the delta of their version does.
+            if counted is None:
+                return
+            keys = self._store.keys(counted)
+        if not keys_fit(state, keys):
+            name = self._store.name_of(file)
+            raise CorruptError(
+                f"{name}: the state has {sum(counted_keys(state))} keys, the end of its file says {keys}"
+            )
+
+
+def examine(store: Store, every_file: bool, advance: Advance) -> Verdict:
+    """Looks at a store whose query may be running: what is missing is looked for again before it counts."""
+    try:
+        return steadily(lambda: Examination(store, every_file, advance, missing_is_damage=False).run())
+    except NotFoundError:
+        return Examination(store, every_file, advance, missing_is_damage=True).run()
+
+
+def families(state: PageManager) -> dict[str, Map]:
+    """The column families of a state, by name."""
+    return {
+        name: state.ordered_map(name) if kind == "ordered_map" else state.map(name)
+        for name, kind in sorted(state.sets().items())
+    }
+
+
+def counted_keys(state: PageManager) -> list[int]:
+    """Keys in each family but Spark's own."""
+    return [len(found) for name, found in families(state).items() if not name.startswith(INTERNAL_PREFIX)]
+
+
+def keys_fit(state: PageManager, keys: int) -> bool:
+    """Whether a state may be the one that had so many keys when it was written.
+
+    A query counts those families only that it still has: those of a variable that it no longer uses stay, uncounted.
+    """
+    counts = counted_keys(state)
+    if keys == sum(counts):
+        return True
+    sums = {0} if len(counts) > 1 else set()
+    for count in counts:
+        sums |= {each + count for each in sums if each + count <= keys}
+    return keys in sums
+
+
+def verify(url: str, as_json: bool = False, every_file: bool = False, storage: Any = None) -> int:
+    """Reads what the newest versions need, or every file, and names each that is damaged."""
+    checkpoint = Checkpoint(url, storage)
+    stores = checkpoint.stores()
+    total = sum(sum(file.size for file in _scope(store, every_file)) for store in stores)
+    with progress("verifying", total) as advance:
+        verdicts = [examine(store, every_file, advance) for store in stores]
+    problems = [problem for verdict in verdicts for problem in verdict.problems]
+    if as_json:
+        stores_json = [asdict(verdict) for verdict in verdicts]
+        print(json.dumps({"checkpoint": checkpoint.location, "ok": not problems, "stores": stores_json}, indent=2))
+    else:
+        for problem in problems:
+            print(problem)
+        files, size = sum(verdict.files for verdict in verdicts), sum(verdict.bytes for verdict in verdicts)
+        state = f"{len(problems)} damaged or missing" if problems else "all sound"
+        print(f"{_count(len(verdicts), 'store')}, {_count(files, 'file')}, {as_size(size)} read: {state}")
+    return DAMAGED if problems else FINE
+
+
+def _scope(store: Store, every_file: bool) -> Iterable[StoredFile]:
+    """What will be read, as far as it is known; for the progress bar alone."""
+    with contextlib.suppress(QuireError):
+        return store.files() if every_file else store.line().files
+    return ()
+
+
+# ---------------------------------------------------------------------------------------------------- dump
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key that two states differ in: what it has in each, nothing where it is not there."""
+
+    family: str
+    key: bytes
+    older: list[bytes]
+    newer: list[bytes]
+
+    @property
+    def change(self) -> str:
+        """What became of it."""
+        return "removed" if not self.newer else "changed" if self.older else "added"
+
+
+def differences(older: PageManager, newer: PageManager, family: str | None = None) -> Iterator[Difference]:
+    """The keys that two states differ in, family by family; those removed come last.
+
+    >>> import quire
+    >>> with quire.PageManager() as one, quire.PageManager() as other:
+    ...     one.map("default").update({b"alice": b"1", b"bob": b"2"})
+    ...     other.map("default").update({b"alice": b"3", b"carol": b"4"})
+    ...     sorted((found.key, found.change) for found in differences(one, other))
+    [(b'alice', 'changed'), (b'bob', 'removed'), (b'carol', 'added')]
+    """
+    before, after = families(older), families(newer)
+    for name in sorted(before.keys() | after.keys() if family is None else {family}):
+        old, new = before.get(name), after.get(name)
+        for key in new or ():
+            was, values = old.get_all(key) if old is not None else [], new.get_all(key) if new is not None else []
+            if was != values:
+                yield Difference(name, key, was, values)
+        for key in old or ():
+            if new is None or key not in new:
+                yield Difference(name, key, old.get_all(key) if old is not None else [], [])
+
+
+def as_text(data: bytes) -> str:
+    """Bytes as text if they are that, else in hex.
+
+    >>> as_text(b"alice"), as_text(bytes(2))
+    ("'alice'", '0000')
+    """
+    text = data.decode("ascii", "replace")
+    return repr(text) if text.isascii() and text.isprintable() and text else data.hex() or "''"
+
+
+def dump(
+    url: str,
+    operator: int | None = None,
+    partition: int | None = None,
+    store: str | None = None,
+    version: str | None = None,
+    since: str | None = None,
+    family: str | None = None,
+    as_json: bool = False,
+    limit: int | None = None,
+    storage: Any = None,
+) -> int:
+    """Prints the records of a version, or in what it differs from an older one."""
+    chosen = Checkpoint(url, storage).store(operator, partition, store)
+    with contextlib.ExitStack() as stack:
+        newer = stack.enter_context(_load(chosen, version))
+        older = None if since is None else stack.enter_context(_load(chosen, since))
+        names = families(newer).keys() | (families(older).keys() if older else set())
+        if family is not None and family not in names:
+            raise NotFoundError(f"{chosen.location} has no family {family!r}: there are {', '.join(sorted(names))}")
+        lines = _records(newer, family) if older is None else _changes(older, newer, family)
+        for number, line in enumerate(lines):
+            if number == limit:
+                break
+            print(json.dumps(line) if as_json else _plain(line))
+    return FINE
+
+
+def _load(store: Store, version: str | None) -> PageManager:
+    if version is None:
+        return store.load()
+    wanted = Version.parse(version)
+    return store.load(wanted.number, wanted.id or None)
+
+
+def _records(state: PageManager, family: str | None) -> Iterator[dict[str, Any]]:
+    for name, found in families(state).items():
+        if family in (None, name):
+            for key in found:
+                yield {"family": name, "key": key.hex(), "values": _hex(found.get_all(key))}
+
+
+def _changes(older: PageManager, newer: PageManager, family: str | None) -> Iterator[dict[str, Any]]:
+    for found in differences(older, newer, family):
+        line = {"change": found.change, "family": found.family, "key": found.key.hex()}
+        yield {**line, "before": _hex(found.older), "after": _hex(found.newer)}
+
+
+def _hex(values: list[bytes]) -> list[str]:
+    return [value.hex() for value in values]
+
+
+def _plain(line: dict[str, Any]) -> str:
+    """A line of the text form: fields apart by tabs, values by spaces."""
+
+    def shown(name: str) -> str:
+        return " ".join(as_text(bytes.fromhex(value)) for value in line[name])
+
+    start = [line["change"]] if "change" in line else []
+    key = as_text(bytes.fromhex(line["key"]))
+    if not start:
+        return "\t".join([line["family"], key, shown("values")])
+    parts = [shown(name) for name in ("before", "after") if line[name]]
+    return "\t".join([*start, line["family"], key, " -> ".join(parts)])

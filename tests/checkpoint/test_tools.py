@@ -1,0 +1,375 @@
+"""The commands that read checkpoints: what they print, how they end, and that no damage passes them by."""
+
+import importlib.util
+import io
+import json
+import random
+import re
+import struct
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import quire
+from quire.checkpoint import Checkpoint, StoreId, Version, container, reader, storage, tools
+from quire.checkpoint.codecs import compress, decompress
+from quire.checkpoint.container import FileKind
+from quire.cli import main
+
+# The writer of checkpoints is the one that the reader is tested with.
+_spec = importlib.util.spec_from_file_location("quire_test_reader", Path(__file__).with_name("test_reader.py"))
+stores = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(stores)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(reader, "RELIST_WAITS_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(storage, "RETRY_WAITS_SECONDS", (0, 0, 0))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint with one store; see sample()."""
+    stores.sample(tmp_path / "state/0/3")
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+    """Exit code, stdout and stderr of a command."""
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return run
+
+
+def rewrite(path, **changes):
+    """Writes a file again with other fields in its header, other frames or another number of keys."""
+    with path.open("rb") as file:
+        found = container.read(file, decompress)
+    keys, frames = changes.pop("keys", found.keys), changes.pop("frames", found.frames)
+    data = io.BytesIO()
+    container.write(data, replace(found.header, **changes), frames, keys, compress)
+    path.write_bytes(data.getvalue())
+
+
+# ------------------------------------------------------------------------------------------------ inspect
+
+
+def test_inspect(folder, run):
+    code, out, err = run("inspect", folder)
+    lines = [line.split() for line in out.splitlines()]
+    size = sum(path.stat().st_size for path in (folder / "state/0/3").iterdir())
+    assert (code, err) == (0, "")
+    assert lines[0] == [str(folder)]
+    assert lines[1][:3] == ["operator", "partition", "store"]
+    assert lines[2][:7] == ["0", "3", "default", "1-7", "3", "6", "9"]
+    assert out.splitlines()[2].endswith("zstd   1024  2 files, " + out.split("2 files, ")[1].splitlines()[0])
+    assert lines[3] == ["1", "store,", "10", "keys,", *tools.as_size(size).split()]
+
+
+def test_inspect_for_programs(folder, run):
+    code, out, _ = run("inspect", folder, "--json")
+    (found,) = json.loads(out)["stores"]
+    files = {path.name: path.stat().st_size for path in (folder / "state/0/3").iterdir()}
+    assert code == 0
+    assert found == {
+        "operator": 0,
+        "partition": 3,
+        "store": "default",
+        "versions": [str(number) for number in range(1, 8)],
+        "newest": "7",
+        "bases": ["3", "6"],
+        "files": 9,
+        "bytes": sum(files.values()),
+        "keys": 10,
+        "codec": "zstd",
+        "page_size": 1024,
+        "extent": {"files": 2, "bytes": files["6.qbase"] + files["7.qdelta"]},
+        "problems": [],
+    }
+
+
+def test_inspect_tells_what_it_cannot_tell(folder, run):
+    (folder / "state/0/3/6.qbase").unlink()
+    (folder / "state/0/3/5.qdelta").unlink()
+    (folder / "state/0/3/7.qdelta").write_bytes(b"QUIRECKP")
+    code, out, err = run("inspect", folder)
+    assert code == 1
+    assert out.splitlines()[2].split()[-4:] == ["?", "?", "1024", "?"]
+    assert "7.qdelta: it is truncated" in err and "5.qdelta is not there" in err
+
+
+def test_inspect_of_versions_with_ids(tmp_path, run):
+    writer = stores.sample(tmp_path / "state/0/3", ids=True)
+    code, out, _ = run("inspect", tmp_path)
+    assert code == 0 and f"1-7 ({writer.version})" in out
+    with stores.Writer(tmp_path / "state/0/4", StoreId(0, 4)) as alone:
+        alone.commit({("default", b"a"): [b"1"]}, alone=True)
+    (_, found) = json.loads(run("inspect", tmp_path, "--json")[1])["stores"]
+    assert (found["versions"], found["bases"], found["keys"]) == (["1"], ["1"], 1)
+
+
+# ------------------------------------------------------------------------------------------------ verify
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("more", [[], ["--all"]])
+def test_verify_of_what_is_sound(tmp_path, run, more, ids):
+    stores.sample(tmp_path / "state/0/3", ids=ids)
+    code, out, err = run("verify", tmp_path, *more)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"1 store, {9 if more else 2} files, ") and out.endswith("read: all sound\n")
+    found = json.loads(run("verify", tmp_path, "--json", *more)[1])
+    assert found["ok"] and found["stores"][0]["keys"] == 10
+
+
+@pytest.mark.parametrize("name", ["6.qbase", "7.qdelta"])
+def test_verify_finds_all_damage(folder, run, name):
+    """Cut at every frame, one byte changed anywhere: in a file that the newest version needs."""
+    path = folder / "state/0/3" / name
+    data, rng = path.read_bytes(), random.Random(name)
+    broken = [data[:end] for end in stores.frame_ends(data)[:-1]] + [b"", data + b"x"]
+    for _ in range(60):
+        flipped = bytearray(data)
+        flipped[rng.randrange(len(data))] ^= rng.randrange(1, 256)
+        broken.append(bytes(flipped))
+    for content in broken:
+        path.write_bytes(content)
+        code, out, err = run("verify", folder)
+        assert code == 1 and f"{name}: " in out.splitlines()[0] and err == ""
+        assert out.endswith("read: 1 damaged or missing\n")
+
+
+def test_verify_names_each_damaged_file(folder, run):
+    for name in ("1.qdelta", "3.qbase", "5.qdelta"):
+        path = folder / "state/0/3" / name
+        path.write_bytes(path.read_bytes()[:-1])
+    assert run("verify", folder)[0] == 0  # not needed by the newest version
+    code, out, _ = run("verify", folder, "--all", "--json")
+    found = json.loads(out)
+    assert code == 1 and not found["ok"]
+    problems = sorted(problem.split(":")[0].rsplit("/", 1)[1] for problem in found["stores"][0]["problems"])
+    assert problems == ["1.qdelta", "3.qbase", "5.qdelta"]
+
+
+def test_verify_misses_files(folder, run):
+    (folder / "state/0/3/7.qdelta").rename(folder / "state/0/3/9.qdelta")
+    code, out, _ = run("verify", folder)
+    assert code == 1 and "8.qdelta is not there" in out
+    code, out, _ = run("verify", folder, "--all")
+    assert code == 1 and "8.qdelta is not there" in out and "9.qdelta: it holds the delta of version 7 of" in out
+
+
+def test_verify_counts_keys(folder, run):
+    """All checksums are right."""
+    for name, keys, there in (("7.qdelta", 11, 10), ("6.qbase", 3, 9)):
+        path = folder / "state/0/3" / name
+        data = path.read_bytes()
+        rewrite(path, keys=keys)
+        code, out, _ = run("verify", folder)
+        assert code == 1 and f"{name}: the state has {there} keys, the end of its file says {keys}" in out
+        path.write_bytes(data)
+    # For a base that does not count them, the delta of its version does.
+    rewrite(folder / "state/0/3/6.qbase", keys=0)
+    assert run("verify", folder)[0] == 0
+    rewrite(folder / "state/0/3/6.qdelta", keys=3)
+    assert "6.qbase: the state has 9 keys, the end of its file says 3" in run("verify", folder)[1]
+
+
+def test_keys_of_families_that_a_query_no_longer_has():
+    with quire.PageManager() as state:
+        for name, count in (("default", 0), ("a", 3), ("b", 5), ("$ttl_a", 7)):
+            for number in range(count):
+                state.map(name)[b"%d" % number] = b""
+            state.map(name)
+        assert sum(tools.counted_keys(state)) == 8
+        assert [keys for keys in range(20) if tools.keys_fit(state, keys)] == [0, 3, 5, 8]
+    with quire.PageManager() as state:
+        state.map("default")[b"1"] = b""
+        assert [keys for keys in range(20) if tools.keys_fit(state, keys)] == [1]
+
+
+def test_verify_compares_bases_with_deltas(tmp_path, run):
+    """A base that is sound, of another state."""
+    stores.sample(tmp_path / "state/0/3")
+    with stores.Writer(tmp_path / "other") as writer:
+        for _ in range(6):
+            writer.commit({("default", b"key%d" % number): [b"x"] for number in range(8)})
+        writer.base()
+    path = tmp_path / "state/0/3/6.qbase"
+    path.write_bytes((tmp_path / "other/6.qbase").read_bytes())
+    code, out, _ = run("verify", tmp_path, "--all")
+    assert code == 1 and "6.qbase: the deltas up to its version lead to another state" in out
+
+
+def test_verify_in_mid_cleaning(folder):
+    """A file that is gone once the query has no use for it is none that is missing."""
+    path = folder / "state/0/3"
+
+    class Cleaned(storage.LocalStorage):
+        def open(self, name):
+            for old in ("1.qdelta", "2.qdelta"):
+                (path / old).unlink(missing_ok=True)
+            return super().open(name)
+
+    assert tools.verify(str(folder), every_file=True, storage=Cleaned()) == 0
+
+
+def test_verify_of_several_newest_versions(tmp_path, run):
+    """Both of two attempts are looked at."""
+    with stores.Writer(tmp_path / "state/0/3", ids=True) as one, stores.Writer(tmp_path / "state/0/3", ids=True) as two:
+        one.commit({("default", b"a"): [b"1"]})
+        two.commit({("default", b"b"): [b"1"]})
+        assert run("verify", tmp_path)[0] == 0
+        two.path(FileKind.DELTA).write_bytes(b"")
+        code, out, _ = run("verify", tmp_path)
+        assert code == 1 and f"{two.version}.qdelta: it is truncated" in out
+
+
+# ------------------------------------------------------------------------------------------------ dump
+
+
+def test_dump(folder, run):
+    code, out, err = run("dump", folder, "--operator", "0", "--partition", "3")
+    assert (code, err) == (0, "")
+    lines = [line.split("\t") for line in out.splitlines()]
+    assert len(lines) == 11
+    assert ["default", "'key9'", "'7'"] in lines
+    assert ["sorted", "'all'", "'a' 'b7'"] in lines
+    assert ["$timers", "'t'", "''"] in lines
+    assert len(run("dump", folder, "--limit", "3")[1].splitlines()) == 3
+    assert run("dump", folder, "--limit", "0")[1] == ""
+    assert run("dump", folder, "--family", "sorted", "--version", "2")[1] == "sorted\t'all'\t'a' 'b2'\n"
+
+
+def test_dump_for_programs(folder, run):
+    lines = [json.loads(line) for line in run("dump", folder, "--json", "--version", "1")[1].splitlines()]
+    found = {(line["family"], bytes.fromhex(line["key"])): [bytes.fromhex(v) for v in line["values"]] for line in lines}
+    assert found == {
+        **{("default", b"key%d" % number): [b"1"] for number in range(1, 5)},
+        ("sorted", b"all"): [b"a", b"b1"],
+        ("$timers", b"t"): [b""],
+    }
+
+
+def test_dump_of_what_changed(folder, run):
+    out = run("dump", folder, "--since", "3", "--version", "4", "--family", "default")[1]
+    assert sorted(out.splitlines()) == [
+        "added\tdefault\t'key7'\t'4'",
+        "changed\tdefault\t'key4'\t'3' -> '4'",
+        "changed\tdefault\t'key5'\t'3' -> '4'",
+        "changed\tdefault\t'key6'\t'3' -> '4'",
+        "removed\tdefault\t'key1'\t'1'",
+    ]
+    lines = [json.loads(line) for line in run("dump", folder, "--since", "6", "--json")[1].splitlines()]
+    found = {line["change"] for line in lines}
+    assert found == {"added", "changed"} and all(line["before"] or line["change"] == "added" for line in lines)
+    assert run("dump", folder, "--since", "7")[1] == ""
+    # From nothing, and to nothing.
+    assert len(run("dump", folder, "--since", "0")[1].splitlines()) == 11
+    assert {line.split()[0] for line in run("dump", folder, "--version", "0", "--since", "7")[1].splitlines()} == {
+        "removed"
+    }
+
+
+def test_dump_of_a_version_with_an_id(tmp_path, run):
+    writer = stores.sample(tmp_path / "state/0/3", ids=True)
+    first = min(version for version in writer.states if version.number == 1)
+    for wanted in ("1", first):
+        assert len(run("dump", tmp_path, "--version", wanted, "--family", "default")[1].splitlines()) == 4
+
+
+def test_rows_of_spark_are_shown_in_hex():
+    row = struct.pack("<qq", 0, 7)
+    assert tools.as_text(row) == row.hex()
+    assert tools.as_text(b"it's") == '"it\'s"'
+    assert tools.as_text("ä".encode()) == "c3a4"
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "{}/nowhere"], "quire inspect: {}/nowhere is not there"),
+        (["verify", "{}/state/0/3/7.qdelta"], "quire verify: .*7.qdelta: Not a directory"),
+        (["verify", "{}/empty"], "holds no state that Quire wrote"),
+        (["verify", "nosuch://x"], "no file system for it can be had"),
+        (["dump", "{}", "--partition", "9"], "no such store: there are operator 0, partition 3"),
+        (["dump", "{}", "--version", "99"], "no version 99: there are 1 to 7"),
+        (["dump", "{}", "--version", "last"], "'last' is no version"),
+        (["dump", "{}", "--family", "none"], r"no family 'none': there are \$timers, default, sorted"),
+    ],
+)
+def test_what_cannot_be_read(folder, run, arguments, message):
+    (folder / "empty").mkdir()
+    code, out, err = run(*(argument.format(folder) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert re.search(message.format(folder), err)
+
+
+def test_a_damaged_file_on_the_way(folder, run):
+    (folder / "state/0/3/7.qdelta").write_bytes(b"x" * 200)
+    code, out, err = run("dump", folder)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"quire dump: {folder}/state/0/3/7.qdelta: ")
+
+
+@pytest.mark.parametrize("arguments", [["verify"], ["dump", "x", "--limit", "-1"], ["dump", "x", "--operator", "one"]])
+def test_wrong_use(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert "usage: quire" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_without_a_trace(folder, run, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tools, "examine", interrupt)
+    code, out, err = run("verify", folder)
+    assert (code, out, err) == (2, "", "quire verify: interrupted\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_on_a_terminal(folder, monkeypatch, capsys):
+    pytest.importorskip("rich")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert tools.verify(str(folder)) == 0
+    assert "verifying" in terminal.getvalue()
+    assert capsys.readouterr().out.endswith("all sound\n")
+
+
+def test_no_progress_without_rich(folder, monkeypatch, capsys):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert tools.verify(str(folder)) == 0
+    assert terminal.getvalue() == ""
+
+
+def test_tools_on_a_file_system_of_pyarrow(folder, capsys):
+    from pyarrow import fs
+
+    local = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+    assert tools.verify("/", every_file=True, storage=local) == 0
+    assert tools.inspect("/", storage=local) == 0
+    assert tools.dump("/", version="1", storage=local, limit=2) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 4 + 2
+    assert Checkpoint("/", local).store().resolve() == Version(7)
