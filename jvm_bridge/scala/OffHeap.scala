@@ -1,5 +1,7 @@
 package io.quire.spark
 
+import sun.misc.Unsafe
+
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.unsafe.Platform
 
@@ -17,7 +19,8 @@ private[spark] final class OffHeap(initialBytes: Long) extends AutoCloseable {
   def reserve(count: Long): Long = {
     if (count > capacity) {
       val grown = math.max(math.max(count, 64), capacity + capacity / 2)
-      memory = Platform.reallocateMemory(memory, capacity, grown)
+      // Spark's own copies; the system's moves the pages of a large piece, and copies nothing.
+      memory = OffHeap.unsafe.reallocateMemory(memory, grown)
       capacity = grown
     }
     memory
@@ -33,6 +36,12 @@ private[spark] final class OffHeap(initialBytes: Long) extends AutoCloseable {
 }
 
 private[spark] object OffHeap {
+
+  private val unsafe: Unsafe = {
+    val field = classOf[Unsafe].getDeclaredField("theUnsafe")
+    field.setAccessible(true)
+    field.get(null).asInstanceOf[Unsafe]
+  }
 
   /** Below this, a loop over words is faster than a call of `copyMemory`. */
   private val LoopBytes = 128
