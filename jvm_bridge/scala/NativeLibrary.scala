@@ -53,6 +53,7 @@ private[spark] object NativeLibrary {
   private def loadOnce(): Unit = {
     val properties = jarProperties()
     checkFits(properties)
+    checkSpark()
     val base = Paths.get(
       Option(System.getProperty(FolderProperty)).getOrElse(System.getProperty("java.io.tmpdir")))
     unpacked(base, s"/native/${properties("platform")}/$File") { library =>
