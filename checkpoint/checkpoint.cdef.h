@@ -5,9 +5,21 @@
 #define QUIRE_FRAME_END_BYTES 32
 #define QUIRE_FRAME_BYTES_MAX ...
 
-typedef enum { QUIRE_FILE_DELTA = 1, QUIRE_FILE_BASE = 2 } quire_file_kind;
+typedef enum {
+    QUIRE_FILE_DELTA = 1,
+    QUIRE_FILE_BASE = 2,
+    QUIRE_FILE_PAGES = 3,
+    QUIRE_FILE_LOG = 4,
+    QUIRE_FILE_PART = 5,
+} quire_file_kind;
 #define QUIRE_FILE_ROW_CHECKSUMS ...
-typedef enum { QUIRE_FRAME_RECORDS = 1, QUIRE_FRAME_IMAGE = 2, QUIRE_FRAME_END = 3 } quire_frame_kind;
+typedef enum {
+    QUIRE_FRAME_RECORDS = 1,
+    QUIRE_FRAME_IMAGE = 2,
+    QUIRE_FRAME_END = 3,
+    QUIRE_FRAME_PAGES = 4,
+    QUIRE_FRAME_PARTS = 5,
+} quire_frame_kind;
 
 typedef struct {
     const char *bytes;
@@ -45,6 +57,7 @@ typedef struct {
     uint64_t frames;
     uint64_t raw_bytes;
     uint64_t keys;
+    uint64_t since;
 } quire_file_end;
 void quire_file_end_encode(const quire_file_end *end, uint8_t bytes[QUIRE_FRAME_END_BYTES]);
 int quire_file_end_decode(const uint8_t *bytes, size_t count, quire_file_end *end);

@@ -146,8 +146,8 @@ int quire_file_header_decode(const uint8_t *bytes, size_t count, quire_file_head
         return quire_fail(QUIRE_E_VERSION, "it has flags %" PRIx32 ", this build knows %x: use a newer Quire",
                           fixed.flags, QUIRE_FILE_ROW_CHECKSUMS);
     }
-    if (fixed.kind != QUIRE_FILE_DELTA && fixed.kind != QUIRE_FILE_BASE) {
-        return quire_fail(QUIRE_E_CORRUPT, "its kind is %" PRIu32 "; 1 (delta) and 2 (base) are known", fixed.kind);
+    if (fixed.kind < QUIRE_FILE_DELTA || fixed.kind > QUIRE_FILE_PART) {
+        return quire_fail(QUIRE_E_CORRUPT, "its kind is %" PRIu32 "; 1 (delta) to 5 (part) are known", fixed.kind);
     }
     *header = (quire_file_header){.kind = (quire_file_kind)fixed.kind,
                                   .version = fixed.state_version,
@@ -183,7 +183,7 @@ int quire_frame_decode(const uint8_t bytes[QUIRE_FRAME_HEADER_BYTES], quire_fram
     frame_header fixed;
     memcpy(&fixed, bytes, sizeof fixed);
     if (fixed.magic != FRAME_MAGIC || fixed.crc != quire_crc32c(0, &fixed, offsetof(frame_header, crc)) ||
-        fixed.kind < QUIRE_FRAME_RECORDS || fixed.kind > QUIRE_FRAME_END || fixed.raw_bytes > QUIRE_FRAME_BYTES_MAX ||
+        fixed.kind < QUIRE_FRAME_RECORDS || fixed.kind > QUIRE_FRAME_PARTS || fixed.raw_bytes > QUIRE_FRAME_BYTES_MAX ||
         fixed.stored_bytes > QUIRE_FRAME_BYTES_MAX) {
         return quire_fail(QUIRE_E_CORRUPT, "the header of a frame is damaged");
     }
@@ -198,7 +198,7 @@ int quire_frame_verify(const quire_frame_header *frame, const uint8_t *stored) {
 }
 
 void quire_file_end_encode(const quire_file_end *end, uint8_t bytes[QUIRE_FRAME_END_BYTES]) {
-    uint64_t words[4] = {end->frames, end->raw_bytes, end->keys, 0};
+    uint64_t words[4] = {end->frames, end->raw_bytes, end->keys, end->since};
     memcpy(bytes, words, sizeof words);
 }
 
@@ -208,6 +208,6 @@ int quire_file_end_decode(const uint8_t *bytes, size_t count, quire_file_end *en
         return quire_fail(QUIRE_E_CORRUPT, "the end frame has %zu bytes, not %zu", count, sizeof words);
     }
     memcpy(words, bytes, sizeof words);
-    *end = (quire_file_end){words[0], words[1], words[2]};
+    *end = (quire_file_end){words[0], words[1], words[2], words[3]};
     return QUIRE_OK;
 }

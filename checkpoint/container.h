@@ -13,7 +13,7 @@
  *                     32 8  parent version             header_bytes - 4  4  crc32c of all before
  *             frame   0  4  magic "QFRM"    4  4  kind (quire_frame_kind)   8  4  raw_bytes   12 4  stored_bytes
  *                     16 4  crc32c of the stored bytes   20 4  crc32c of bytes 0..19   24  stored bytes
- *             end     a frame whose stored bytes are u64 frames before it, u64 their raw bytes, u64 keys in the state, u64 0
+ *             end     a frame whose stored bytes are u64 frames before it, u64 their raw bytes, u64 keys in the state, u64 since (logs; else 0)
  *
  * Invariants  I1 header_bytes is a multiple of 8.   I2 the same fields give the same bytes.
  * Ownership   Everything is the caller's memory; strings of a decoded header point into the header's bytes.
@@ -31,9 +31,21 @@
 #define QUIRE_FRAME_END_BYTES       32u
 #define QUIRE_FRAME_BYTES_MAX       (1u << 30)
 
-typedef enum { QUIRE_FILE_DELTA = 1, QUIRE_FILE_BASE = 2 } quire_file_kind;
+typedef enum {
+    QUIRE_FILE_DELTA = 1, /* what changed, as records (delta.h) */
+    QUIRE_FILE_BASE = 2,  /* a whole state: an image, or the names of its parts */
+    QUIRE_FILE_PAGES = 3, /* what changed, as pages (pages.h) */
+    QUIRE_FILE_LOG = 4,   /* what changed and what was written again, as records (cec.h) */
+    QUIRE_FILE_PART = 5,  /* a part of a base's image */
+} quire_file_kind;
 #define QUIRE_FILE_ROW_CHECKSUMS 1u /* each value has four more bytes: the checksum of its key and itself */
-typedef enum { QUIRE_FRAME_RECORDS = 1, QUIRE_FRAME_IMAGE = 2, QUIRE_FRAME_END = 3 } quire_frame_kind;
+typedef enum {
+    QUIRE_FRAME_RECORDS = 1,
+    QUIRE_FRAME_IMAGE = 2,
+    QUIRE_FRAME_END = 3,
+    QUIRE_FRAME_PAGES = 4,
+    QUIRE_FRAME_PARTS = 5,
+} quire_frame_kind;
 
 typedef struct {
     const char *bytes; /* not terminated */
@@ -73,6 +85,7 @@ typedef struct {
     uint64_t frames;
     uint64_t raw_bytes;
     uint64_t keys;
+    uint64_t since; /* of a log: the oldest version that holds the newest trace of a live key; else 0 */
 } quire_file_end;
 void quire_file_end_encode(const quire_file_end *end, uint8_t bytes[QUIRE_FRAME_END_BYTES]);
 int quire_file_end_decode(const uint8_t *bytes, size_t count, quire_file_end *end);

@@ -21,10 +21,13 @@ Decompress: TypeAlias = Callable[[str, bytes, int], bytes]
 
 
 class FileKind(IntEnum):
-    """Changes since another version, or a whole state."""
+    """What a commit changed, as records or pages; or a whole state, or a part of one."""
 
     DELTA = lib.QUIRE_FILE_DELTA
     BASE = lib.QUIRE_FILE_BASE
+    PAGES = lib.QUIRE_FILE_PAGES
+    LOG = lib.QUIRE_FILE_LOG
+    PART = lib.QUIRE_FILE_PART
 
 
 class FrameKind(IntEnum):
@@ -32,6 +35,8 @@ class FrameKind(IntEnum):
 
     RECORDS = lib.QUIRE_FRAME_RECORDS
     IMAGE = lib.QUIRE_FRAME_IMAGE
+    PAGES = lib.QUIRE_FRAME_PAGES
+    PARTS = lib.QUIRE_FRAME_PARTS
 
 
 @dataclass(frozen=True)
@@ -71,11 +76,16 @@ class Frame:
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """A file as ``read`` found it. keys: how many the state has that it leads to."""
+    """A file as ``read`` found it.
+
+    keys   how many the state has that it leads to.
+    since  of a log: the oldest version that holds the newest trace of a key; else 0.
+    """
 
     header: FileHeader
     frames: list[Frame]
     keys: int
+    since: int = 0
 
 
 NUMBERS = {"version": 64, "parent_version": 64, "operator_id": 64, "partition_id": 32, "page_bytes": 32, "flags": 32}
@@ -100,7 +110,7 @@ def _text(name: str, value: Any) -> bytes:
 def encode(header: FileHeader) -> bytes:
     """The header's bytes."""
     if header.kind not in list(FileKind):
-        raise InvalidError(f"kind {header.kind!r}: give FileKind.DELTA or FileKind.BASE")
+        raise InvalidError(f"kind {header.kind!r}: give one of FileKind")
     fields: dict[str, Any] = {name: _number(name, getattr(header, name), bits) for name, bits in NUMBERS.items()}
     texts = {name: _text(name, getattr(header, name)) for name in TEXTS}
     kept = {name: ffi.from_buffer("char[]", text) for name, text in texts.items()}
@@ -148,7 +158,9 @@ def _frame(kind: int, raw_bytes: int, stored: bytes) -> bytes:
     return bytes(ffi.buffer(head)) + stored
 
 
-def write(stream: BinaryIO, header: FileHeader, frames: Iterable[Frame], keys: int, compress: Compress = store) -> None:
+def write(
+    stream: BinaryIO, header: FileHeader, frames: Iterable[Frame], keys: int, compress: Compress = store, since: int = 0
+) -> None:
     """Writes a whole file.
 
     >>> import io
@@ -159,11 +171,11 @@ def write(stream: BinaryIO, header: FileHeader, frames: Iterable[Frame], keys: i
     >>> found.header == header, found.frames[0].data, found.keys
     (True, b'payload', 1)
     """
-    end = ffi.new("quire_file_end *", {"keys": _number("keys", keys, 64)})
+    end = ffi.new("quire_file_end *", {"keys": _number("keys", keys, 64), "since": _number("since", since, 64)})
     stream.write(encode(header))
     for frame in frames:
         if frame.kind not in list(FrameKind):
-            raise InvalidError(f"kind {frame.kind!r} of a frame: give FrameKind.RECORDS or FrameKind.IMAGE")
+            raise InvalidError(f"kind {frame.kind!r} of a frame: give one of FrameKind")
         stream.write(_frame(frame.kind, len(frame.data), compress(header.codec, frame.data)))
         end.frames += 1
         end.raw_bytes += len(frame.data)
@@ -196,7 +208,7 @@ def read(stream: BinaryIO, decompress: Decompress = unstore) -> CheckpointFile:
         )
     if stream.read(1):
         raise CorruptError("something follows its end")
-    return CheckpointFile(header, frames, int(end.keys))
+    return CheckpointFile(header, frames, int(end.keys), int(end.since))
 
 
 def read_header(stream: BinaryIO) -> FileHeader:

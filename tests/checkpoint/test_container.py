@@ -188,7 +188,7 @@ def test_headers_that_make_no_sense():
     data = container.encode(HEADER)
     at = len(data) - 4
     for place, value, message in [
-        (16, struct.pack("<I", 3), "kind is 3"),
+        (16, struct.pack("<I", 6), "kind is 6"),
         (56, struct.pack("<H", 60000), "names in its header do not fit"),
         (62, struct.pack("<H", 9), "names in its header do not fit"),
         (64, b"\xff", "store_name .* is no UTF-8"),
@@ -245,7 +245,7 @@ def test_any_bytes_as_a_frame_or_an_end(data, end):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kind": 3}, "kind 3: give FileKind.DELTA or FileKind.BASE"),
+        ({"kind": 6}, "kind 6: give one of FileKind"),
         ({"version": -1}, "version -1: give a whole number from 0 to 18446744073709551615"),
         ({"partition_id": 1 << 32}, "partition_id 4294967296: give a whole number from 0 to 4294967295"),
         ({"page_bytes": True}, "page_bytes True"),
