@@ -1,9 +1,9 @@
-/* What Python calls of container.h and delta.h; the compiler checks each line against them. */
+/* What Python calls of container.h, delta.h and pages.h; the compiler checks each line against them. */
 #define QUIRE_FILE_HEADER_BYTES_MIN 72
 #define QUIRE_FILE_HEADER_BYTES_MAX 4096
-#define QUIRE_FRAME_HEADER_BYTES 24
-#define QUIRE_FRAME_END_BYTES 32
-#define QUIRE_FRAME_BYTES_MAX ...
+#define QUIRE_FRAME_HEADER_BYTES    24
+#define QUIRE_FRAME_END_BYTES       32
+#define QUIRE_FRAME_BYTES_MAX       ...
 
 typedef enum {
     QUIRE_FILE_DELTA = 1,
@@ -93,3 +93,7 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record);
 
 /* A callback that Python supplies (checkpoint/delta.py). */
 extern "Python" int quire_python_take_payload(void *context, const uint8_t *payload, size_t count);
+
+int quire_pages_write(quire_arena *arena, uint32_t since, quire_delta_sink sink, void *context);
+int quire_pages_bytes(quire_arena *arena, uint32_t since, uint64_t *bytes);
+int quire_pages_apply(quire_arena *arena, const uint8_t *payload, size_t count);

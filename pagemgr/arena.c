@@ -165,12 +165,10 @@ static void discharge(quire_arena *arena, uint64_t bytes) {
 /* ------------------------------------------------------------------------------------------------ address space */
 
 /* Reserves one more extent, aligned for huge pages. */
-static int extent_reserve(quire_arena *arena) {
-    uint32_t chunk_count = arena->chunks_reserved;
-    if (chunk_count < EXTENT_CHUNKS_MIN) {
-        chunk_count = EXTENT_CHUNKS_MIN;
-    } else if (chunk_count > EXTENT_CHUNKS_MAX) {
-        chunk_count = EXTENT_CHUNKS_MAX;
+static int extent_reserve(quire_arena *arena, uint32_t chunks_min) {
+    uint32_t chunk_count = arena->chunks_reserved > EXTENT_CHUNKS_MAX ? EXTENT_CHUNKS_MAX : arena->chunks_reserved;
+    if (chunk_count < chunks_min) {
+        chunk_count = chunks_min;
     }
     quire_extent *extents = realloc(arena->extents, (arena->extent_count + 1) * sizeof *extents);
     if (extents == NULL) {
@@ -208,10 +206,12 @@ static int chunk_map_locked(quire_arena *arena, uint32_t chunk) {
         return QUIRE_OK;
     }
     while (chunk >= arena->chunks_reserved) {
-        QUIRE_TRY(extent_reserve(arena));
+        QUIRE_TRY(extent_reserve(arena, EXTENT_CHUNKS_MIN));
     }
     uint8_t *base = chunk_address(arena, chunk);
-    if (arena->file >= 0) {
+    if (arena->mapped != NULL && chunk < arena->mapped->chunk_limit) {
+        QUIRE_TRY(quire_mapped_chunk(arena->mapped, chunk, base));
+    } else if (arena->file >= 0) {
         int access = arena->read_only ? PROT_READ : PROT_READ | PROT_WRITE;
         if (mmap(base, QUIRE_CHUNK_BYTES, access, MAP_SHARED | MAP_FIXED, arena->file,
                  (off_t)chunk * QUIRE_CHUNK_BYTES) == MAP_FAILED) {
@@ -241,7 +241,7 @@ static int chunk_map(quire_arena *arena, uint32_t chunk) {
 }
 
 uint8_t *quire_chunk_map(quire_arena *arena, uint32_t chunk) {
-    if (arena->file < 0 || chunk_map(arena, chunk) != QUIRE_OK) {
+    if ((arena->file < 0 && arena->mapped == NULL) || chunk_map(arena, chunk) != QUIRE_OK) {
         return NULL;
     }
     return __atomic_load_n(&arena->chunks[chunk], __ATOMIC_ACQUIRE);
@@ -472,11 +472,26 @@ static bool chunk_is_free(const quire_arena *arena, uint32_t chunk) {
     return true;
 }
 
+/* Nobody needs the file's bytes there any more, whether they were mapped or not. */
+static int mapped_chunk_replace(quire_arena *arena, uint32_t chunk) {
+    uint8_t *base = chunk_address(arena, chunk);
+    if (mmap(base, QUIRE_CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+             -1, 0) == MAP_FAILED) {
+        return QUIRE_E_NOMEM;
+    }
+    __atomic_store_n(&arena->chunks[chunk], base, __ATOMIC_RELEASE);
+    return QUIRE_OK;
+}
+
 static void chunk_give_back(quire_arena *arena, uint32_t chunk) {
     if (arena->file >= 0) {
         if (fallocate(arena->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)chunk * QUIRE_CHUNK_BYTES,
                       QUIRE_CHUNK_BYTES) != 0) {
             return; /* a file system without holes keeps the space */
+        }
+    } else if (arena->mapped != NULL && chunk < arena->mapped->chunk_limit) {
+        if (mapped_chunk_replace(arena, chunk) != QUIRE_OK) {
+            return;
         }
     } else if (madvise(arena->chunks[chunk], QUIRE_CHUNK_BYTES, MADV_DONTNEED) != 0) {
         return;
@@ -641,13 +656,17 @@ static bool page_bytes_valid(uint32_t page_bytes) {
            (page_bytes & (page_bytes - 1)) == 0;
 }
 
-static void header_make(quire_arena *arena) {
+static int identity_make(quire_header *header) {
+    return getrandom(header->identity, sizeof header->identity, 0) == (ssize_t)sizeof header->identity
+               ? QUIRE_OK
+               : quire_fail(QUIRE_E_IO, "the system gives no random bytes: %s", strerror(errno));
+}
+
+static int header_make(quire_arena *arena) {
     quire_header *header = arena->header;
     header->version = QUIRE_FORMAT_VERSION;
     header->page_bytes = arena->page_bytes;
-    if (getrandom(header->identity, sizeof header->identity, 0) != (ssize_t)sizeof header->identity) {
-        memset(header->identity, 0, sizeof header->identity);
-    }
+    QUIRE_TRY(identity_make(header));
     read_boot_id(header->boot_id);
     quire_meta meta = {.epoch = 1, .frame_limit = arena->frame_limit};
     meta.crc = quire_meta_crc(&meta);
@@ -661,6 +680,7 @@ static void header_make(quire_arena *arena) {
     uint64_t magic;
     memcpy(&magic, QUIRE_MAGIC, 8);
     __atomic_store_n((uint64_t *)header->magic, magic, __ATOMIC_RELEASE);
+    return QUIRE_OK;
 }
 
 static int arena_make(quire_arena *arena, uint32_t page_bytes) {
@@ -668,12 +688,12 @@ static int arena_make(quire_arena *arena, uint32_t page_bytes) {
     QUIRE_TRY(frames_add(arena, arena->header_frames + 1));
     arena->header = (quire_header *)arena->chunks[0];
     memset(arena->header, 0, sizeof *arena->header);
-    header_make(arena);
+    QUIRE_TRY(header_make(arena));
     QUIRE_TRY(attach(arena));
     quire_meta meta;
     uint64_t current;
     QUIRE_TRY(quire_meta_read(arena, &meta, &current));
-    return quire_arena_recover(arena, &meta);
+    return quire_arena_recover(arena, &meta, false);
 }
 
 /* What the file says of itself, before anything of it is trusted. */
@@ -771,7 +791,7 @@ static int arena_reopen(quire_arena *arena, uint64_t file_bytes, uint32_t page_b
     int rc = charge(arena, need);
     arena->limit_bytes = limit;
     QUIRE_TRY(rc);
-    QUIRE_TRY(quire_arena_recover(arena, &meta));
+    QUIRE_TRY(quire_arena_recover(arena, &meta, false));
     if (file_bytes > need && ftruncate(arena->file, (off_t)need) != 0) { /* a growth that was never committed */
         return quire_fail(QUIRE_E_IO, "cannot cut %s to its committed size: %s", arena->path, strerror(errno));
     }
@@ -838,7 +858,7 @@ static int file_open(quire_arena *arena, const quire_arena_options *options) {
     return arena_reopen(arena, (uint64_t)info.st_size, options->page_bytes);
 }
 
-static void arena_free(quire_arena *arena) {
+void quire_arena_free(quire_arena *arena) {
     quire_sets_free(arena);
     quire_held_clear(arena);
     for (size_t i = 0; i < arena->extent_count; i++) {
@@ -851,6 +871,7 @@ static void arena_free(quire_arena *arena) {
         munmap(arena->chunks, QUIRE_CHUNKS_MAX * sizeof *arena->chunks);
     }
     descriptors_close(arena);
+    quire_mapped_close(arena->mapped);
     if (arena->budget != NULL) {
         __atomic_sub_fetch(&arena->budget->bytes_used, arena->bytes_held, __ATOMIC_RELAXED);
         budget_leave(arena->budget);
@@ -868,7 +889,7 @@ static void arena_free(quire_arena *arena) {
     free(arena);
 }
 
-int quire_arena_open(const quire_arena_options *options, quire_arena **arena) {
+int quire_arena_new(const quire_arena_options *options, quire_arena **arena) {
     if (options->page_bytes != 0 && !page_bytes_valid(options->page_bytes)) {
         return quire_fail(QUIRE_E_INVALID, "page size %u: it must be a power of two from %u to %u", options->page_bytes,
                           QUIRE_PAGE_BYTES_MIN, QUIRE_PAGE_BYTES_MAX);
@@ -891,21 +912,78 @@ int quire_arena_open(const quire_arena_options *options, quire_arena **arena) {
     }
     made->chunks = mmap(NULL, QUIRE_CHUNKS_MAX * sizeof *made->chunks, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    int rc;
     if (made->chunks == MAP_FAILED) {
         made->chunks = NULL;
-        rc = quire_fail(QUIRE_E_NOMEM, "cannot reserve address space: %s", strerror(errno));
-    } else if (options->path == NULL) {
-        rc = arena_make(made, options->page_bytes);
-    } else {
-        rc = file_open(made, options);
-    }
-    if (rc != QUIRE_OK) {
-        arena_free(made);
+        int rc = quire_fail(QUIRE_E_NOMEM, "cannot reserve address space: %s", strerror(errno));
+        quire_arena_free(made);
         return rc;
     }
     *arena = made;
     return QUIRE_OK;
+}
+
+int quire_arena_open(const quire_arena_options *options, quire_arena **arena) {
+    quire_arena *made;
+    QUIRE_TRY(quire_arena_new(options, &made));
+    int rc = options->path == NULL ? arena_make(made, options->page_bytes) : file_open(made, options);
+    if (rc != QUIRE_OK) {
+        quire_arena_free(made);
+        return rc;
+    }
+    *arena = made;
+    return QUIRE_OK;
+}
+
+int quire_arena_ends(quire_arena *arena, uint32_t chunk_count) {
+    if (chunk_count > QUIRE_CHUNKS_MAX) {
+        return quire_fail(QUIRE_E_FULL, "an arena holds at most %" PRIu64 " bytes, not %" PRIu64,
+                          (uint64_t)QUIRE_CHUNKS_MAX * QUIRE_CHUNK_BYTES, (uint64_t)chunk_count * QUIRE_CHUNK_BYTES);
+    }
+    QUIRE_TRY(extent_reserve(arena, chunk_count));
+    QUIRE_TRY(chunk_map(arena, 0));
+    return chunk_map(arena, chunk_count - 1);
+}
+
+int quire_arena_room(quire_arena *arena, uint64_t bytes, uint8_t **base) {
+    uint64_t chunk_count = (bytes + QUIRE_CHUNK_BYTES - 1) / QUIRE_CHUNK_BYTES;
+    QUIRE_TRY(charge(arena, bytes));
+    QUIRE_TRY(quire_arena_ends(arena, chunk_count > QUIRE_CHUNKS_MAX ? QUIRE_CHUNKS_MAX + 1 : (uint32_t)chunk_count));
+    for (uint32_t chunk = 0; chunk < chunk_count; chunk++) {
+        QUIRE_TRY(chunk_map(arena, chunk));
+    }
+    *base = arena->chunks[0];
+    return QUIRE_OK;
+}
+
+int quire_arena_take(quire_arena *arena, uint32_t page_bytes, const quire_meta *meta) {
+    quire_header *header = (quire_header *)arena->chunks[0];
+    set_page_bytes(arena, page_bytes);
+    QUIRE_TRY(bits_room(arena, meta->frame_limit));
+    uint64_t need = (uint64_t)meta->frame_limit << arena->page_shift;
+    if (need > arena->bytes_held) {
+        QUIRE_TRY(charge(arena, need - arena->bytes_held));
+    } else {
+        discharge(arena, arena->bytes_held - need); /* checksums and footer, which lie behind the pages */
+    }
+    arena->frame_limit = meta->frame_limit;
+    arena->header = header;
+    memcpy(arena->origin.identity, header->identity, sizeof header->identity);
+    arena->origin.epoch = arena->origin_epoch = meta->epoch;
+    QUIRE_TRY(identity_make(header));
+    read_boot_id(header->boot_id);
+    header->crc = quire_crc32c(0, header, 32);
+    QUIRE_TRY(attach(arena));
+    return quire_arena_recover(arena, meta, arena->mapped != NULL);
+}
+
+void quire_arena_point(const quire_arena *arena, quire_point *point) {
+    memcpy(point->identity, arena->header->identity, sizeof point->identity);
+    point->epoch = quire_arena_epoch(arena);
+}
+
+uint32_t quire_arena_origin(const quire_arena *arena, quire_point *origin) {
+    *origin = arena->origin;
+    return arena->origin_epoch;
 }
 
 int quire_arena_close(quire_arena *arena) {
@@ -919,7 +997,7 @@ int quire_arena_close(quire_arena *arena) {
                               open_count);
         }
     }
-    arena_free(arena);
+    quire_arena_free(arena);
     return QUIRE_OK;
 }
 

@@ -39,6 +39,9 @@ enum {
 /* Formats the calling thread's message and returns code, so that a caller can write `return quire_fail(...)`. */
 int quire_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 
+/* Says that the last message is why the next thing that is QUIRE_E_CORRUPT is so: for functions that can only return NULL. */
+void quire_blame(void);
+
 /* The calling thread's last message; never NULL. Valid until this thread's next failing call. */
 const char *quire_error_message(void);
 

@@ -13,7 +13,10 @@
  * Invariants  I1 the image is written in one pass from front to back, so any sink will do.
  *             I2 nothing of an image is used before all of its checksums have been verified.
  *
- * Ownership   The caller keeps the snapshot until writing ends. Loading copies; the file is not needed afterwards.
+ *             I3 a chunk of a mapped image is used only after its own checksums have been verified.
+ *
+ * Ownership   The caller keeps the snapshot until writing ends. Loading copies; the file is not needed afterwards. A mapped image's
+ *             file is kept open by its arena.
  * Threads     Writing: any thread, it only reads a snapshot. Loading: the writer.
  * Errors      CORRUPT names what is wrong with the file; EXISTS, MISMATCH (page size), LIMIT and NOSPACE leave the arena unchanged.
  */
@@ -317,7 +320,7 @@ int quire_snap_write_file(quire_snap *snap, const char *path) {
 
 /* ------------------------------------------------------------------------------------------------ loading */
 
-typedef struct {
+typedef struct image {
     const char *path;
     uint8_t *bytes;
     size_t count;
@@ -326,51 +329,72 @@ typedef struct {
     quire_view view;
 } image;
 
+static int footer_verify(const image_footer *footer, uint64_t file_bytes, const char *path) {
+    if (memcmp(footer->magic, IMAGE_MAGIC, 8) != 0) {
+        return quire_fail(QUIRE_E_CORRUPT, "%s does not end as an image does: it is truncated or no image", path);
+    }
+    if (footer->version != QUIRE_FORMAT_VERSION) {
+        return quire_fail(QUIRE_E_VERSION,
+                          "%s has format version %u, this build reads version %u: load it with a newer Quire", path,
+                          footer->version, QUIRE_FORMAT_VERSION);
+    }
+    return footer_sound(footer, file_bytes) ? QUIRE_OK : quire_fail(QUIRE_E_CORRUPT, "%s: the footer is damaged", path);
+}
+
+static int too_short(const char *path, uint64_t count) {
+    return quire_fail(QUIRE_E_CORRUPT, "%s has %" PRIu64 " bytes, less than any image: it is truncated or no image",
+                      path, count);
+}
+
+static int checksums_verify(const image_footer *footer, const void *checksums, const char *path) {
+    return quire_crc32c(0, checksums, block_count(footer->body_bytes) * 4) == footer->blocks_crc
+               ? QUIRE_OK
+               : quire_fail(QUIRE_E_CORRUPT, "%s: the table of checksums is damaged", path);
+}
+
+/* Verifies count bytes of a body, from start, which is where a block begins, to its end or where another begins. */
+static int blocks_verify(const uint8_t *bytes, uint64_t start, uint64_t count, const uint8_t *checksums,
+                         const char *path) {
+    for (uint64_t at = 0; at < count; at += BLOCK_BYTES) {
+        size_t block_bytes = count - at < BLOCK_BYTES ? (size_t)(count - at) : BLOCK_BYTES;
+        uint32_t expected;
+        memcpy(&expected, checksums + (start + at) / BLOCK_BYTES * 4, 4);
+        if (quire_crc32c(0, bytes + at, block_bytes) != expected) {
+            return quire_fail(QUIRE_E_CORRUPT, "%s: bytes %" PRIu64 " to %" PRIu64 " fail their checksum", path,
+                              start + at, start + at + block_bytes);
+        }
+    }
+    return QUIRE_OK;
+}
+
+/* What a verified header says; page_bytes: what it must have, 0 for any. */
+static int header_verify(const quire_header *header, uint64_t body_bytes, uint32_t page_bytes, const char *path,
+                         quire_meta *meta) {
+    *meta = header->meta[header->current & 1];
+    if (memcmp(header->magic, QUIRE_MAGIC, 8) != 0 || header->crc != quire_crc32c(0, header, 32) ||
+        meta->crc != quire_meta_crc(meta) || (uint64_t)meta->frame_limit * header->page_bytes != body_bytes ||
+        header->page_bytes < QUIRE_PAGE_BYTES_MIN || header->page_bytes > QUIRE_PAGE_BYTES_MAX ||
+        (header->page_bytes & (header->page_bytes - 1)) != 0) {
+        return quire_fail(QUIRE_E_CORRUPT, "%s: the header is damaged", path);
+    }
+    if (page_bytes != 0 && header->page_bytes != page_bytes) {
+        return quire_fail(QUIRE_E_MISMATCH, "%s has pages of %u bytes, the arena of %u: load it into an arena like it",
+                          path, header->page_bytes, page_bytes);
+    }
+    return QUIRE_OK;
+}
+
 static int image_verify(image *from, uint32_t page_bytes) {
     image_footer footer;
     if (from->count < QUIRE_HEADER_BYTES + sizeof footer) {
-        return quire_fail(QUIRE_E_CORRUPT, "%s has %zu bytes, less than any image: it is truncated or no image",
-                          from->path, from->count);
+        return too_short(from->path, from->count);
     }
     memcpy(&footer, from->bytes + from->count - sizeof footer, sizeof footer);
-    if (memcmp(footer.magic, IMAGE_MAGIC, 8) != 0) {
-        return quire_fail(QUIRE_E_CORRUPT, "%s does not end as an image does: it is truncated or no image", from->path);
-    }
-    if (footer.version != QUIRE_FORMAT_VERSION) {
-        return quire_fail(QUIRE_E_VERSION,
-                          "%s has format version %u, this build reads version %u: load it with a newer Quire",
-                          from->path, footer.version, QUIRE_FORMAT_VERSION);
-    }
-    uint64_t blocks = block_count(footer.body_bytes);
-    if (!footer_sound(&footer, from->count)) {
-        return quire_fail(QUIRE_E_CORRUPT, "%s: the footer is damaged", from->path);
-    }
+    QUIRE_TRY(footer_verify(&footer, from->count, from->path));
     const uint8_t *checksums = from->bytes + footer.body_bytes;
-    if (quire_crc32c(0, checksums, blocks * 4) != footer.blocks_crc) {
-        return quire_fail(QUIRE_E_CORRUPT, "%s: the table of checksums is damaged", from->path);
-    }
-    for (uint64_t i = 0; i < blocks; i++) {
-        uint64_t start = i * BLOCK_BYTES;
-        size_t count = footer.body_bytes - start < BLOCK_BYTES ? (size_t)(footer.body_bytes - start) : BLOCK_BYTES;
-        uint32_t expected;
-        memcpy(&expected, checksums + i * 4, 4);
-        if (quire_crc32c(0, from->bytes + start, count) != expected) {
-            return quire_fail(QUIRE_E_CORRUPT, "%s: bytes %" PRIu64 " to %" PRIu64 " fail their checksum", from->path,
-                              start, start + count);
-        }
-    }
-    const quire_header *header = (const quire_header *)from->bytes;
-    from->meta = header->meta[header->current & 1];
-    if (memcmp(header->magic, QUIRE_MAGIC, 8) != 0 || header->crc != quire_crc32c(0, header, 32) ||
-        from->meta.crc != quire_meta_crc(&from->meta) ||
-        (uint64_t)from->meta.frame_limit * header->page_bytes != footer.body_bytes) {
-        return quire_fail(QUIRE_E_CORRUPT, "%s: the header is damaged", from->path);
-    }
-    if (header->page_bytes != page_bytes) {
-        return quire_fail(QUIRE_E_MISMATCH, "%s has pages of %u bytes, the arena of %u: load it into an arena like it",
-                          from->path, header->page_bytes, page_bytes);
-    }
-    return QUIRE_OK;
+    QUIRE_TRY(checksums_verify(&footer, checksums, from->path));
+    QUIRE_TRY(blocks_verify(from->bytes, 0, footer.body_bytes, checksums, from->path));
+    return header_verify((const quire_header *)from->bytes, footer.body_bytes, page_bytes, from->path, &from->meta);
 }
 
 /* Makes the image's bytes a view, once they are verified. */
@@ -526,4 +550,204 @@ static int load_bytes(quire_arena *arena, const void *bytes, size_t count, const
 int quire_arena_load(quire_arena *arena, const void *bytes, size_t count, const char *name) {
     QUIRE_TRY(quire_arena_enter(arena));
     return quire_arena_left(arena, load_bytes(arena, bytes, count, name));
+}
+
+/* ------------------------------------------------------------------------------------------------ becoming an arena */
+
+struct quire_image {
+    quire_arena *arena;
+    uint8_t *bytes;
+    uint64_t count;
+    uint32_t page_bytes; /* that it must have; 0: any */
+    char *name;
+};
+
+void quire_image_cancel(quire_image **image) {
+    quire_image *ended = *image;
+    *image = NULL;
+    if (ended != NULL) {
+        if (ended->arena != NULL) {
+            quire_arena_free(ended->arena);
+        }
+        free(ended->name);
+        free(ended);
+    }
+}
+
+int quire_image_begin(const quire_arena_options *options, uint64_t image_bytes, const char *name, quire_image **image) {
+    if (options->path != NULL || options->read_only) {
+        return quire_fail(QUIRE_E_INVALID, "an image becomes an arena in memory: give no path");
+    }
+    if (image_bytes < QUIRE_HEADER_BYTES + sizeof(image_footer)) {
+        return too_short(name, image_bytes);
+    }
+    quire_image *begun = calloc(1, sizeof *begun);
+    if (begun == NULL || (begun->name = strdup(name)) == NULL) {
+        free(begun);
+        return quire_fail(QUIRE_E_NOMEM, "no memory to load %s", name);
+    }
+    begun->count = image_bytes;
+    begun->page_bytes = options->page_bytes;
+    int rc = quire_arena_new(options, &begun->arena);
+    if (rc == QUIRE_OK) {
+        rc = quire_arena_room(begun->arena, image_bytes, &begun->bytes);
+    }
+    if (rc != QUIRE_OK) {
+        quire_image_cancel(&begun);
+        return rc;
+    }
+    *image = begun;
+    return QUIRE_OK;
+}
+
+uint8_t *quire_image_room(quire_image *image) {
+    return image->bytes;
+}
+
+int quire_image_end(quire_image **image, quire_arena **arena) {
+    quire_image *ended = *image;
+    struct image from = {.path = ended->name, .bytes = ended->bytes, .count = ended->count};
+    int rc = image_verify(&from, ended->page_bytes);
+    if (rc == QUIRE_OK) {
+        rc = quire_arena_take(ended->arena, ((const quire_header *)ended->bytes)->page_bytes, &from.meta);
+    }
+    if (rc == QUIRE_OK) {
+        *arena = ended->arena;
+        ended->arena = NULL;
+    }
+    quire_image_cancel(image);
+    return rc;
+}
+
+/* ------------------------------------------------------------------------------------------------ mapping */
+
+static int bytes_read(const quire_mapped *mapped, void *to, uint64_t count, uint64_t offset) {
+    for (uint64_t done = 0; done < count;) {
+        ssize_t got = pread(mapped->file, (uint8_t *)to + done, count - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            return got < 0 ? quire_fail(QUIRE_E_IO, "cannot read %s: %s", mapped->path, strerror(errno))
+                           : quire_fail(QUIRE_E_CORRUPT, "%s is truncated", mapped->path);
+        }
+        done += (uint64_t)got;
+    }
+    return QUIRE_OK;
+}
+
+static int chunk_verify(const quire_mapped *mapped, uint32_t chunk, const uint8_t *bytes) {
+    uint64_t start = (uint64_t)chunk * QUIRE_CHUNK_BYTES, left = mapped->body_bytes - start;
+    return blocks_verify(bytes, start, left < QUIRE_CHUNK_BYTES ? left : QUIRE_CHUNK_BYTES,
+                         (const uint8_t *)mapped->checksums, mapped->path);
+}
+
+int quire_mapped_chunk(quire_mapped *mapped, uint32_t chunk, uint8_t *base) {
+    int rc = QUIRE_OK;
+    if (mmap(base, QUIRE_CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, mapped->file,
+             (off_t)chunk * QUIRE_CHUNK_BYTES) == MAP_FAILED) {
+        rc = quire_fail(QUIRE_E_NOMEM, "cannot map %u bytes of %s: %s", QUIRE_CHUNK_BYTES, mapped->path,
+                        strerror(errno));
+    } else {
+        rc = chunk_verify(mapped, chunk, base);
+    }
+    if (rc != QUIRE_OK) {
+        (void)mmap(base, QUIRE_CHUNK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        quire_blame();
+        if (mapped->failure == NULL) {
+            __atomic_store_n(&mapped->failure, strdup(quire_error_message()), __ATOMIC_RELEASE);
+        }
+    }
+    return rc;
+}
+
+int quire_view_whole(const quire_view *view) {
+    const quire_mapped *mapped = view->arena == NULL ? NULL : view->arena->mapped;
+    const char *failure = mapped == NULL ? NULL : __atomic_load_n(&mapped->failure, __ATOMIC_ACQUIRE);
+    return failure == NULL ? QUIRE_OK : quire_fail(QUIRE_E_CORRUPT, "%s", failure);
+}
+
+void quire_mapped_close(quire_mapped *mapped) {
+    if (mapped != NULL) {
+        if (mapped->file >= 0) {
+            close(mapped->file);
+        }
+        free(mapped->path);
+        free(mapped->checksums);
+        free(mapped->failure);
+        free(mapped);
+    }
+}
+
+/* Opens the file and reads what tells of the rest. */
+static int mapped_open(quire_mapped *mapped, const char *path) {
+    struct stat info;
+    image_footer footer;
+    mapped->path = strdup(path);
+    mapped->file = open(path, O_RDONLY | O_CLOEXEC);
+    if (mapped->path == NULL || mapped->file < 0 || fstat(mapped->file, &info) != 0) {
+        return mapped->path == NULL ? quire_fail(QUIRE_E_NOMEM, "no memory for a path")
+                                    : quire_fail(errno == ENOENT ? QUIRE_E_NOTFOUND : QUIRE_E_IO, "cannot open %s: %s",
+                                                 path, strerror(errno));
+    }
+    uint64_t count = (uint64_t)info.st_size;
+    if (!S_ISREG(info.st_mode) || count < QUIRE_HEADER_BYTES + sizeof footer) {
+        return too_short(path, S_ISREG(info.st_mode) ? count : 0);
+    }
+    QUIRE_TRY(bytes_read(mapped, &footer, sizeof footer, count - sizeof footer));
+    QUIRE_TRY(footer_verify(&footer, count, path));
+    mapped->body_bytes = footer.body_bytes;
+    mapped->chunk_limit = (uint32_t)((footer.body_bytes + QUIRE_CHUNK_BYTES - 1) / QUIRE_CHUNK_BYTES);
+    uint64_t checksum_bytes = block_count(footer.body_bytes) * 4;
+    mapped->checksums = malloc(checksum_bytes);
+    if (mapped->checksums == NULL) {
+        return quire_fail(QUIRE_E_NOMEM, "no memory for the checksums of %s", path);
+    }
+    QUIRE_TRY(bytes_read(mapped, mapped->checksums, checksum_bytes, footer.body_bytes));
+    return checksums_verify(&footer, mapped->checksums, path);
+}
+
+/* The first chunk, whose header is written to, and the last, behind which the arena grows, are memory of its own. */
+static int chunk_read(quire_arena *arena, const quire_mapped *mapped, uint32_t chunk) {
+    uint64_t start = (uint64_t)chunk * QUIRE_CHUNK_BYTES, left = mapped->body_bytes - start;
+    uint8_t *base = arena->chunks[chunk];
+    QUIRE_TRY(bytes_read(mapped, base, left < QUIRE_CHUNK_BYTES ? left : QUIRE_CHUNK_BYTES, start));
+    return chunk_verify(mapped, chunk, base);
+}
+
+static int image_map(quire_arena *arena, uint32_t page_bytes, const char *path) {
+    quire_mapped *mapped = calloc(1, sizeof *mapped);
+    if (mapped == NULL) {
+        return quire_fail(QUIRE_E_NOMEM, "no memory to map %s", path);
+    }
+    mapped->file = -1;
+    arena->mapped = mapped; /* which closes it, whatever happens; no chunk is the file's before its limit is known */
+    QUIRE_TRY(mapped_open(mapped, path));
+    uint32_t chunk_limit = mapped->chunk_limit;
+    mapped->chunk_limit = 0;
+    QUIRE_TRY(quire_arena_ends(arena, chunk_limit));
+    mapped->chunk_limit = chunk_limit;
+    QUIRE_TRY(chunk_read(arena, mapped, 0));
+    if (chunk_limit > 1) {
+        QUIRE_TRY(chunk_read(arena, mapped, chunk_limit - 1));
+    }
+    const quire_header *header = (const quire_header *)arena->chunks[0];
+    quire_meta meta;
+    QUIRE_TRY(header_verify(header, mapped->body_bytes, page_bytes, path, &meta));
+    return quire_arena_take(arena, header->page_bytes, &meta);
+}
+
+int quire_image_map(const quire_arena_options *options, const char *path, quire_arena **arena) {
+    if (options->path != NULL || options->read_only) {
+        return quire_fail(QUIRE_E_INVALID, "an image becomes an arena in memory: give no path");
+    }
+    quire_arena *made;
+    QUIRE_TRY(quire_arena_new(options, &made));
+    int rc = image_map(made, options->page_bytes, path);
+    if (rc != QUIRE_OK) {
+        quire_arena_free(made);
+        return rc;
+    }
+    *arena = made;
+    return QUIRE_OK;
 }

@@ -150,8 +150,19 @@ typedef struct {
     size_t bytes;
 } quire_extent;
 
+/* An image file whose chunks are mapped, and verified, when they are first touched. */
+typedef struct {
+    int file;
+    char *path;
+    uint64_t body_bytes;
+    uint32_t *checksums;
+    char *failure;        /* why a chunk could not be had; NULL: so far none */
+    uint32_t chunk_limit; /* chunks below it are the file's; the first and the last, which may be a piece, were read */
+} quire_mapped;
+
 struct quire_arena {
     /* memory */
+    quire_mapped *mapped; /* NULL: not from an image file */
     quire_header *header;
     uint8_t **chunks;
     quire_extent *extents; /* address space reserved, in the order of chunks */
@@ -194,8 +205,10 @@ struct quire_arena {
     uint32_t epoch_writing;
     uint32_t epoch_committed;
     uint32_t
-        epoch_sealed; /* newest epoch that a snapshot, or the last commit, may hold: frames of newer ones are ours */
-    bool changed;     /* something was written since epoch_sealed */
+        epoch_sealed;   /* newest epoch that a snapshot, or the last commit, may hold: frames of newer ones are ours */
+    bool changed;       /* something was written since epoch_sealed */
+    quire_point origin; /* where the pages came from: an image or a pages file; else zeros */
+    uint32_t origin_epoch; /* what that point is here */
     quire_retired_list retired;
     size_t retired_swept; /* length of retired after the last sweep */
     quire_held *held;
@@ -226,6 +239,14 @@ static inline int quire_arena_left(quire_arena *arena, int rc) {
 }
 
 /* arena.c */
+int quire_arena_new(const quire_arena_options *options, quire_arena **arena); /* without memory or file */
+void quire_arena_free(quire_arena *arena);
+/* Memory for the first bytes of a new arena, in one piece. */
+int quire_arena_room(quire_arena *arena, uint64_t bytes, uint8_t **base);
+/* Addresses for so many chunks of a new arena, and memory for the first and the last of them. */
+int quire_arena_ends(quire_arena *arena, uint32_t chunk_count);
+/* Makes an arena of the image whose first chunk is there and verified. mapped: the others come when they are touched. */
+int quire_arena_take(quire_arena *arena, uint32_t page_bytes, const quire_meta *meta);
 int quire_arena_grow(quire_arena *arena, uint64_t frame_count);
 void quire_arena_trim(quire_arena *arena);
 uint32_t quire_frame_alloc(quire_arena *arena); /* 0: none free, which a reservation excludes */
@@ -249,7 +270,13 @@ uint32_t quire_meta_crc(const quire_meta *meta);
 int quire_meta_read(quire_arena *arena, quire_meta *meta, uint64_t *current);
 
 /* pages.c */
-int quire_arena_recover(quire_arena *arena, const quire_meta *meta);
+int quire_arena_recover(quire_arena *arena, const quire_meta *meta, bool is_image);
+uint32_t quire_page_next_free(const quire_view *view,
+                              quire_page_id id); /* what follows a free id in the list, plus 1 */
+/* What a table of the set has besides its pages: page_limit, free_head and page_count of wanted. Pages beyond go. */
+int quire_set_resize(quire_set *set, const quire_table wanted[2]);
+/* Makes the page of that number these bytes; or, with NULL, a free one before next_free in the list. */
+int quire_page_install(quire_set *set, quire_page_id id, const void *bytes, uint32_t next_free);
 /* Brings the catalog's pages up to date with the sets; reserves what it needs. */
 int quire_catalog_flush(quire_arena *arena);
 int quire_catalog_find(const quire_view *catalog, const char *name, quire_catalog_entry *entry);
@@ -274,6 +301,8 @@ void quire_held_clear(quire_arena *arena);
 void quire_attachment_forget(quire_arena *arena, uint32_t attachment); /* frees its pins */
 
 /* image.c */
+int quire_mapped_chunk(quire_mapped *mapped, uint32_t chunk, uint8_t *base);
+void quire_mapped_close(quire_mapped *mapped);
 bool quire_file_is_image(int file, uint64_t file_bytes);
 
 /* crc32c.c */

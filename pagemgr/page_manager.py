@@ -263,6 +263,14 @@ class Arena(Face):
         read_only: bool = False,
         wait: float = 0.0,
     ) -> None:
+        options = self._prepare(path, limit, page_size, read_only)
+        open_arena(options, wait, self._out)
+        self._pointer = self._out[0]
+
+    def _prepare(
+        self, path: str | os.PathLike[str] | None, limit: int | str | None, page_size: int | None, read_only: bool
+    ) -> Any:
+        """An arena that is not open yet, and how to open it."""
         # What _out holds must be closed; _pointer is the same while calls are let in, else None.
         self._out: Any = ffi.new("quire_arena **")
         self._pointer: Any = None
@@ -277,19 +285,55 @@ class Arena(Face):
         if page_size is not None and (isinstance(page_size, bool) or not isinstance(page_size, int) or page_size <= 0):
             raise InvalidError(f"page_size {page_size!r}: give a power of two from 1024 to 65536, or None")
         self._path = None if path is None else os.fspath(path)
-        encoded_path = ffi.NULL if path is None else ffi.new("char[]", os.fsencode(path))
-        options = ffi.new(
+        self._encoded_path = ffi.NULL if path is None else ffi.new("char[]", os.fsencode(path))
+        _open_arenas.add(self)
+        return ffi.new(
             "quire_arena_options *",
             {
-                "path": encoded_path,
+                "path": self._encoded_path,
                 "page_bytes": min(page_size or 0, 0xFFFFFFFF),
                 "limit_bytes": parse_bytes(limit),
                 "read_only": read_only,
             },
         )
-        _open_arenas.add(self)
-        open_arena(options, wait, self._out)
-        self._pointer = self._out[0]
+
+    @classmethod
+    def from_image(
+        cls: type[ArenaSelf],
+        image: str | os.PathLike[str] | bytes | bytearray | memoryview,
+        limit: int | str | None = None,
+        *,
+        name: str = "the image",
+    ) -> ArenaSelf:
+        """An arena in memory that is an image (see ``Snapshot.save``): a file, which is mapped, or its bytes.
+
+        A mapped file is read, and verified, piece by piece when its pages are first used, so that this costs the same
+        for any size. It must not change; it may be removed. name stands for bytes in messages.
+
+        >>> import quire, tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder, quire.PageManager() as pm:
+        ...     pm.map("users")[b"alice"] = b"1"
+        ...     epoch = pm.commit()
+        ...     with pm.snapshot() as s:
+        ...         s.save(pathlib.Path(folder, "users.image"))
+        ...     with quire.PageManager.from_image(pathlib.Path(folder, "users.image")) as other:
+        ...         other.map("users")[b"alice"]
+        b'1'
+        """
+        arena = cls.__new__(cls)
+        options = arena._prepare(None, limit, None, False)
+        if isinstance(image, (bytes, bytearray, memoryview)):
+            begun = ffi.new("quire_image **")
+            data = bytes(image)
+            check(lib.quire_image_begin(options, len(data), name.encode("utf-8", "replace"), begun))
+            ffi.memmove(lib.quire_image_room(begun[0]), data, len(data))
+            check(lib.quire_image_end(begun, arena._out))
+        elif isinstance(image, (str, os.PathLike)):
+            check_found(lib.quire_image_map(options, os.fsencode(image), arena._out), "image", os.fsdecode(image))
+        else:
+            raise InvalidError(f"an image is a path or bytes, not {type(image).__name__}")
+        arena._pointer = arena._out[0]
+        return arena
 
     def __enter__(self: ArenaSelf) -> ArenaSelf:
         with self._lock:

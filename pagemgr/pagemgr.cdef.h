@@ -19,10 +19,10 @@ enum {
 const char *quire_error_message(void);
 const char *quire_error_name(int code);
 
-#define QUIRE_PAGE_BYTES_MIN 1024
-#define QUIRE_PAGE_BYTES_MAX 65536
+#define QUIRE_PAGE_BYTES_MIN     1024
+#define QUIRE_PAGE_BYTES_MAX     65536
 #define QUIRE_PAGE_BYTES_DEFAULT ...
-#define QUIRE_NAME_BYTES_MAX 191
+#define QUIRE_NAME_BYTES_MAX     191
 
 typedef uint32_t quire_page_id;
 typedef struct quire_arena quire_arena;
@@ -42,6 +42,11 @@ int quire_arena_open(const quire_arena_options *options, quire_arena **arena);
 int quire_arena_close_all(quire_arena **arena);
 uint32_t quire_arena_page_bytes(const quire_arena *arena);
 uint32_t quire_arena_epoch(const quire_arena *arena);
+typedef struct {
+    uint8_t identity[16];
+    uint32_t epoch;
+} quire_point;
+uint32_t quire_arena_origin(const quire_arena *arena, quire_point *origin);
 int quire_arena_commit(quire_arena *arena);
 int quire_arena_abort(quire_arena *arena);
 int quire_arena_restore(quire_arena *arena, quire_snap *snap);
@@ -70,7 +75,9 @@ typedef struct {
 } quire_pinned;
 int quire_arena_pinned(quire_arena *arena, quire_pinned *pinned, size_t max, size_t *count);
 
-typedef struct { ...; } quire_view;
+typedef struct {
+    ...;
+} quire_view;
 typedef struct quire_set quire_set;
 
 int quire_set_create(quire_arena *arena, const char *name, uint32_t kind, quire_set **set);
@@ -96,7 +103,8 @@ typedef struct {
 int quire_set_changed(quire_set *set, uint32_t since, quire_page_state *pages, size_t max, size_t *count);
 
 int quire_snap_acquire(quire_arena *arena, quire_snap **snap);
-int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count, quire_snap **snap);
+int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count,
+                      quire_snap **snap);
 int quire_snap_find(quire_arena *arena, const char *name, quire_snap **snap);
 void quire_snap_release(quire_snap *snap);
 uint32_t quire_snap_epoch(const quire_snap *snap);
@@ -105,3 +113,8 @@ int quire_snap_list(quire_snap *snap, quire_set_info *infos, size_t max, size_t 
 int quire_snap_write_file(quire_snap *snap, const char *path);
 int quire_arena_load_file(quire_arena *arena, const char *path);
 int quire_arena_load(quire_arena *arena, const void *bytes, size_t count, const char *name);
+typedef struct quire_image quire_image;
+int quire_image_begin(const quire_arena_options *options, uint64_t image_bytes, const char *name, quire_image **image);
+uint8_t *quire_image_room(quire_image *image);
+int quire_image_end(quire_image **image, quire_arena **arena);
+int quire_image_map(const quire_arena_options *options, const char *path, quire_arena **arena);

@@ -89,6 +89,14 @@ uint32_t quire_arena_page_bytes(const quire_arena *arena);
 uint32_t quire_arena_epoch(const quire_arena *arena);
 /* Makes sure that page_count pages can be written or allocated. QUIRE_E_LIMIT, _NOSPACE, _NOMEM change nothing. */
 int quire_arena_reserve(quire_arena *arena, uint64_t page_count);
+/* Names a state by the pages it has: two arenas with the same content need not have the same ones. */
+typedef struct {
+    uint8_t identity[16]; /* of the arena that made it; zeros: the empty state */
+    uint32_t epoch;       /* there */
+} quire_point;
+/* The point of the last commit, and that of the image or pages file that this arena grew out of, with its epoch here (0: none). */
+void quire_arena_point(const quire_arena *arena, quire_point *point);
+uint32_t quire_arena_origin(const quire_arena *arena, quire_point *origin);
 /* Publishes everything written since the last commit as one state. Cannot half-happen. */
 int quire_arena_commit(quire_arena *arena);
 /* Goes back to the last commit. */
@@ -284,6 +292,9 @@ bool quire_epoch_follows(quire_arena *arena, uint32_t newer, uint32_t older);
 int quire_snap_view(quire_snap *snap, const char *name, uint32_t kind, quire_view *view);
 int quire_snap_list(quire_snap *snap, quire_set_info *infos, size_t max, size_t *count); /* as quire_set_list */
 int quire_snap_each(quire_snap *snap, int (*visit)(void *context, const char *name, uint32_t kind), void *context);
+/* QUIRE_E_CORRUPT once a chunk of the mapped image below could not be had. To be asked where a page that cannot be read would else count as one
+ * that is not in use. */
+int quire_view_whole(const quire_view *view);
 /* QUIRE_E_CLOSED if the view's arena was opened before a fork. */
 int quire_view_usable(const quire_view *view);
 
@@ -299,5 +310,16 @@ int quire_snap_write_file(quire_snap *snap, const char *path); /* to a temporary
 int quire_arena_load_file(quire_arena *arena, const char *path);
 /* The same from memory that is aligned for a uint64_t; name stands for it in messages. */
 int quire_arena_load(quire_arena *arena, const void *bytes, size_t count, const char *name);
+
+/* A new anonymous arena that is an image, without a second copy of it: the caller fills the room, from any number of threads, and ends. */
+typedef struct quire_image quire_image;
+int quire_image_begin(const quire_arena_options *options, uint64_t image_bytes, const char *name, quire_image **image);
+uint8_t *quire_image_room(quire_image *image); /* image_bytes of it */
+/* Verifies every block and makes the arena. *image is NULL afterwards, also after an error. */
+int quire_image_end(quire_image **image, quire_arena **arena);
+void quire_image_cancel(quire_image **image);
+/* The same from a file that is mapped: costs the same for any size, and a chunk is read and verified when it is first touched (a damaged one
+ * makes every call that needs it QUIRE_E_CORRUPT). The file must not change; it may be removed. */
+int quire_image_map(const quire_arena_options *options, const char *path, quire_arena **arena);
 
 #endif

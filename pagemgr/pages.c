@@ -34,9 +34,10 @@ static uint32_t entry_epoch(uint64_t entry) {
 static uint64_t make_entry(uint32_t epoch, uint32_t frame) {
     return (uint64_t)epoch << 32 | frame;
 }
-static uint8_t *frame_bytes(const quire_arena *arena, uint32_t frame) {
-    return arena->chunks[frame >> arena->chunk_shift] +
-           ((size_t)(frame & ((1u << arena->chunk_shift) - 1)) << arena->page_shift);
+/* NULL only where the frame lies in a chunk of an image that cannot be had (arena.c). */
+static uint8_t *frame_bytes(quire_arena *arena, uint32_t frame) {
+    quire_view view = quire_arena_view(arena);
+    return quire_frame(&view, frame);
 }
 static unsigned node_bits(const quire_arena *arena) {
     return arena->page_shift - 3u;
@@ -83,11 +84,20 @@ int quire_arena_reserve(quire_arena *arena, uint64_t page_count) {
     return quire_frames_reserve(arena, page_count * (arena->depth_max + 2) + catalog_frames(arena));
 }
 
-static uint32_t frame_new(quire_arena *arena) {
+/* A frame for something new, made *entry; its bytes, or NULL when nothing is reserved. */
+static uint8_t *frame_new(quire_arena *arena, uint64_t *entry) {
     uint32_t frame = quire_frame_alloc(arena);
+    uint8_t *bytes = frame == 0 ? NULL : frame_bytes(arena, frame);
+    if (bytes == NULL) {
+        if (frame == 0) {
+            quire_fail(QUIRE_E_NOMEM, "a page was written without a reservation");
+        }
+        return NULL;
+    }
     arena->changed = true;
     arena->dirty_count++;
-    return frame;
+    *entry = make_entry(arena->epoch_writing, frame);
+    return bytes;
 }
 
 /* One entry stops naming a frame. node: the frame is a table node that was copied, so its children gain a parent. */
@@ -113,17 +123,17 @@ static uint8_t *entry_own(quire_arena *arena, uint64_t *entry, bool is_node) {
     if (entry_epoch(*entry) == arena->epoch_writing) {
         return frame_bytes(arena, entry_frame(*entry));
     }
-    uint32_t frame = frame_new(arena);
-    if (frame == 0) {
-        quire_fail(QUIRE_E_NOMEM, "a page was written without a reservation");
+    uint64_t made;
+    const uint8_t *bytes = frame_bytes(arena, entry_frame(*entry));
+    uint8_t *copy = bytes == NULL ? NULL : frame_new(arena, &made);
+    if (copy == NULL) {
         return NULL;
     }
-    uint8_t *copy = frame_bytes(arena, frame);
-    memcpy(copy, frame_bytes(arena, entry_frame(*entry)), arena->page_bytes);
+    memcpy(copy, bytes, arena->page_bytes);
     if (frame_drop(arena, *entry, is_node) != QUIRE_OK) {
         return NULL;
     }
-    *entry = make_entry(arena->epoch_writing, frame);
+    *entry = made;
     return copy;
 }
 
@@ -136,17 +146,16 @@ static uint64_t *entry_place(quire_set *set, quire_table *table, uint32_t index)
     for (unsigned shift = table->depth * bits; shift != 0;) {
         uint8_t *node;
         if (entry_frame(*entry) == 0) {
-            uint32_t frame = frame_new(arena);
-            if (frame == 0) {
-                quire_fail(QUIRE_E_NOMEM, "a page was written without a reservation");
+            node = frame_new(arena, entry);
+            if (node == NULL) {
                 return NULL;
             }
-            node = frame_bytes(arena, frame);
             memset(node, 0, arena->page_bytes);
-            *entry = make_entry(arena->epoch_writing, frame);
-        } else if (entry_frame(*entry) >= arena->frame_limit || (node = entry_own(arena, entry, true)) == NULL) {
+        } else if (entry_frame(*entry) >= arena->frame_limit) {
             quire_fail(QUIRE_E_CORRUPT, "set '%s': its page table names frame %u, which does not exist", set->name,
                        entry_frame(*entry));
+            return NULL;
+        } else if ((node = entry_own(arena, entry, true)) == NULL) {
             return NULL;
         }
         shift -= bits;
@@ -166,14 +175,14 @@ static int table_deepen(quire_set *set, quire_table *table, uint32_t index) {
     quire_arena *arena = set->view.arena;
     while (table->depth * node_bits(arena) < 31 && (uint64_t)index >> (table->depth * node_bits(arena)) != 0) {
         if (entry_frame(table->root) != 0) {
-            uint32_t frame = frame_new(arena);
-            if (frame == 0) {
-                return quire_fail(QUIRE_E_NOMEM, "a page was allocated without a reservation");
+            uint64_t made;
+            uint64_t *node = (uint64_t *)frame_new(arena, &made);
+            if (node == NULL) {
+                return QUIRE_E_NOMEM;
             }
-            uint64_t *node = (uint64_t *)frame_bytes(arena, frame);
             memset(node, 0, arena->page_bytes);
             node[0] = table->root;
-            table->root = make_entry(arena->epoch_writing, frame);
+            table->root = made;
         }
         table->depth++;
         if (table->depth > arena->depth_max) {
@@ -204,14 +213,12 @@ int quire_page_alloc(quire_set *set, int which, quire_page_id *id, void **page) 
     } else {
         table->page_limit++;
     }
-    uint32_t frame = frame_new(arena);
-    if (frame == 0) {
-        return quire_fail(QUIRE_E_NOMEM, "a page was allocated without a reservation");
+    *page = frame_new(arena, entry);
+    if (*page == NULL) {
+        return QUIRE_E_NOMEM;
     }
-    *entry = make_entry(arena->epoch_writing, frame);
     table->page_count++;
     *id = index | (quire_page_id)which << 31;
-    *page = frame_bytes(arena, frame);
     memset(*page, 0, arena->page_bytes);
     return QUIRE_OK;
 }
@@ -239,6 +246,91 @@ int quire_page_free(quire_set *set, quire_page_id id) {
         *entry = (uint64_t)table->free_head << 32;
         table->free_head = index + 1;
     }
+    return QUIRE_OK;
+}
+
+/* Empties the place of an id: what lay there is dropped. */
+static uint64_t *place_vacate(quire_set *set, quire_table *table, uint32_t index) {
+    uint64_t *entry = entry_place(set, table, index);
+    if (entry != NULL && entry_frame(*entry) != 0) {
+        if (entry_frame(*entry) >= set->view.arena->frame_limit) {
+            quire_fail(QUIRE_E_CORRUPT, "set '%s': page %u is in frame %u, which does not exist", set->name, index,
+                       entry_frame(*entry));
+            return NULL;
+        }
+        if (quire_retired_room(set->view.arena, 1) != QUIRE_OK ||
+            frame_drop(set->view.arena, *entry, false) != QUIRE_OK) {
+            return NULL;
+        }
+        *entry = 0;
+    }
+    return entry;
+}
+
+static int table_resize(quire_set *set, quire_table *table, const quire_table *wanted) {
+    quire_arena *arena = set->view.arena;
+    for (uint32_t index = wanted->page_limit; index < table->page_limit; index++) {
+        QUIRE_TRY(quire_arena_reserve(arena, 1));
+        if (place_vacate(set, table, index) == NULL) {
+            return QUIRE_E_CORRUPT;
+        }
+    }
+    if (wanted->page_limit > 0) {
+        QUIRE_TRY(quire_arena_reserve(arena, 1));
+        QUIRE_TRY(table_deepen(set, table, wanted->page_limit - 1));
+    }
+    table->page_limit = wanted->page_limit;
+    table->page_count = wanted->page_count;
+    table->free_head = wanted->free_head;
+    return QUIRE_OK;
+}
+
+int quire_set_resize(quire_set *set, const quire_table wanted[2]) {
+    for (unsigned which = 0; which < 2; which++) {
+        const quire_table *table = &wanted[which];
+        if (table->page_limit > QUIRE_PAGE_COUNT_MAX || table->page_count > table->page_limit ||
+            table->free_head > table->page_limit) {
+            return quire_fail(QUIRE_E_CORRUPT,
+                              "set '%s': a table of %u pages of %u, the first free one %u, is impossible", set->name,
+                              table->page_count, table->page_limit, table->free_head);
+        }
+        QUIRE_TRY(table_resize(set, &set->view.table[which], table));
+    }
+    set->dirty = true;
+    set->generation++;
+    set->view.arena->changed = true;
+    return QUIRE_OK;
+}
+
+int quire_page_install(quire_set *set, quire_page_id id, const void *bytes, uint32_t next_free) {
+    quire_arena *arena = set->view.arena;
+    quire_table *table = &set->view.table[id >> 31];
+    uint32_t index = id & 0x7FFFFFFFu;
+    if (index >= table->page_limit || next_free > table->page_limit) {
+        return quire_fail(QUIRE_E_CORRUPT, "set '%s' has %u pages, and none of number %u", set->name, table->page_limit,
+                          index >= table->page_limit ? index : next_free - 1);
+    }
+    QUIRE_TRY(quire_arena_reserve(arena, 1));
+    uint64_t *entry = entry_place(set, table, index);
+    if (entry == NULL) {
+        return QUIRE_E_CORRUPT;
+    }
+    if (bytes != NULL && entry_frame(*entry) != 0 && entry_epoch(*entry) == arena->epoch_writing) {
+        memcpy(frame_bytes(arena, entry_frame(*entry)), bytes, arena->page_bytes);
+        return QUIRE_OK;
+    }
+    if (place_vacate(set, table, index) == NULL) {
+        return QUIRE_E_CORRUPT;
+    }
+    if (bytes == NULL) {
+        *entry = (uint64_t)next_free << 32;
+        return QUIRE_OK;
+    }
+    uint8_t *page = frame_new(arena, entry);
+    if (page == NULL) {
+        return QUIRE_E_NOMEM;
+    }
+    memcpy(page, bytes, arena->page_bytes);
     return QUIRE_OK;
 }
 
@@ -319,6 +411,22 @@ static int changed_below(const changed_walk *walk, uint64_t entry, unsigned leve
         }
     }
     return QUIRE_OK;
+}
+
+uint32_t quire_page_next_free(const quire_view *view, quire_page_id id) {
+    const quire_table *table = &view->table[id >> 31];
+    uint64_t entry = table->root;
+    for (unsigned shift = table->depth * (view->page_shift - 3u); shift != 0;) {
+        const uint64_t *node = entry_frame(entry) != 0 && entry_frame(entry) < view->frame_limit
+                                   ? (const uint64_t *)quire_frame(view, entry_frame(entry))
+                                   : NULL;
+        if (node == NULL) {
+            return 0;
+        }
+        shift -= view->page_shift - 3u;
+        entry = node[((id & 0x7FFFFFFFu) >> shift) & ((1u << (view->page_shift - 3u)) - 1)];
+    }
+    return entry_frame(entry) == 0 ? entry_epoch(entry) : 0;
 }
 
 int quire_view_changed(const quire_view *view, uint32_t since,
@@ -422,13 +530,42 @@ int quire_catalog_flush(quire_arena *arena) {
 
 /* ------------------------------------------------------------------------------------------------ sets */
 
+/* Bytes of the UTF-8 character at text, 0 if there is none. */
+static size_t utf8_bytes(const uint8_t *text) {
+    size_t count = text[0] < 0x80                      ? 1
+                   : text[0] >= 0xC2 && text[0] < 0xE0 ? 2
+                   : text[0] < 0xE0                    ? 0
+                   : text[0] < 0xF0                    ? 3
+                   : text[0] < 0xF5                    ? 4
+                                                       : 0;
+    for (size_t i = 1; i < count; i++) {
+        if ((text[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    bool overlong = (text[0] == 0xE0 && text[1] < 0xA0) || (text[0] == 0xF0 && text[1] < 0x90);
+    bool beyond = (text[0] == 0xED && text[1] >= 0xA0) || (text[0] == 0xF4 && text[1] >= 0x90);
+    return overlong || beyond ? 0 : count;
+}
+
+static bool is_utf8(const char *text) {
+    for (const uint8_t *at = (const uint8_t *)text; *at != 0;) {
+        size_t count = utf8_bytes(at);
+        if (count == 0) {
+            return false;
+        }
+        at += count;
+    }
+    return true;
+}
+
 int quire_name_valid(const char *name, const char *what) {
     size_t bytes = name == NULL ? 0 : strnlen(name, QUIRE_NAME_BYTES_MAX + 1);
     if (bytes == 0 || bytes > QUIRE_NAME_BYTES_MAX) {
         return quire_fail(QUIRE_E_INVALID, "the name of a %s has 1 to %u bytes, '%.40s%s' does not", what,
                           QUIRE_NAME_BYTES_MAX, name == NULL ? "" : name, bytes > 40 ? "..." : "");
     }
-    return QUIRE_OK;
+    return is_utf8(name) ? QUIRE_OK : quire_fail(QUIRE_E_INVALID, "the name of a %s is UTF-8", what);
 }
 
 static quire_set *set_find(const quire_arena *arena, const char *name) {
@@ -811,7 +948,7 @@ static int roll_back(quire_arena *arena) {
     quire_meta meta;
     uint64_t current;
     QUIRE_TRY(quire_meta_read(arena, &meta, &current));
-    return quire_arena_recover(arena, &meta);
+    return quire_arena_recover(arena, &meta, false);
 }
 
 int quire_arena_abort(quire_arena *arena) {
@@ -896,7 +1033,7 @@ static int restore(quire_arena *arena, quire_snap *snap) {
     QUIRE_TRY(publish(arena, &meta));
     restored_add(arena, snap->pin->epoch, meta.epoch);
     sets_disown(arena, snap->pin->epoch);
-    return quire_arena_recover(arena, &meta);
+    return quire_arena_recover(arena, &meta, false);
 }
 
 int quire_arena_restore(quire_arena *arena, quire_snap *snap) {
@@ -988,10 +1125,29 @@ static int adopt_set(void *context, const quire_catalog_entry *entry) {
     return QUIRE_OK;
 }
 
+static int table_check(void *context, const quire_catalog_entry *entry) {
+    const quire_view *view = context;
+    return table_sane(view, &entry->table[0]) && table_sane(view, &entry->table[1])
+               ? QUIRE_OK
+               : quire_fail(QUIRE_E_CORRUPT, "set '%s': its page tables are impossible", entry->name);
+}
+
+/* The frames that the committed state needs. An image has no others, so that its tables need not be walked for it. */
+static int recover_committed(quire_arena *arena, const quire_meta *meta, bool is_image) {
+    if (!is_image) {
+        quire_frames_reset(arena);
+        recovery state = {.arena = arena};
+        return recover_state(&state, &meta->catalog, meta->epoch);
+    }
+    quire_view view = quire_arena_view(arena);
+    view.table[0] = meta->catalog;
+    return table_sane(&view, &meta->catalog) ? quire_catalog_each(&view, table_check, &view)
+                                             : quire_fail(QUIRE_E_CORRUPT, "the catalog's page table is impossible");
+}
+
 /* Takes the state that meta describes as the one to write on: finds out by walking the tables which frames it and the pinned states
  * need; all others are free. Nothing about free frames is ever stored, so nothing about them can be lost. */
-static int recover(quire_arena *arena, const quire_meta *meta) {
-    quire_frames_reset(arena);
+static int recover(quire_arena *arena, const quire_meta *meta, bool is_image) {
     arena->retired.count = 0;
     arena->retired_swept = 0;
     quire_held_clear(arena);
@@ -1002,9 +1158,9 @@ static int recover(quire_arena *arena, const quire_meta *meta) {
     arena->epoch_committed = meta->epoch;
     arena->epoch_sealed = meta->epoch;
 
-    recovery state = {.arena = arena};
-    QUIRE_TRY(recover_state(&state, &meta->catalog, meta->epoch));
+    QUIRE_TRY(recover_committed(arena, meta, is_image));
 
+    recovery state = {.arena = arena};
     uint32_t epochs[QUIRE_PIN_COUNT], epoch_max = meta->epoch;
     size_t pin_count = quire_pins_collect(arena, epochs, QUIRE_PIN_COUNT);
     for (size_t i = pin_count; i-- > 0;) { /* the newest first: a frame belongs to the newest pin that sees it */
@@ -1039,8 +1195,8 @@ static int recover(quire_arena *arena, const quire_meta *meta) {
     return quire_catalog_each(&arena->catalog.view, adopt_set, arena);
 }
 
-int quire_arena_recover(quire_arena *arena, const quire_meta *meta) {
-    int rc = recover(arena, meta);
+int quire_arena_recover(quire_arena *arena, const quire_meta *meta, bool is_image) {
+    int rc = recover(arena, meta, is_image);
     arena->failed = rc != QUIRE_OK;
     for (quire_set *set = arena->sets; arena->failed && set != NULL; set = set->next) {
         set->gone = true; /* what they point at may be anything */

@@ -126,7 +126,7 @@ static int free_all_pages(quire_set *set) {
             }
         }
     }
-    return QUIRE_OK;
+    return quire_view_whole(&set->view);
 }
 
 int quire_handle_clear(quire_handle *handle, int (*create)(quire_set *set)) {
@@ -856,7 +856,7 @@ static int difference_page(void *context, quire_page_id id, bool in_use) {
         QUIRE_TRY(d->ops->page_records(d->newer, id, difference_newer_record, d));
     }
     if (quire_page_entry(d->older, id) == 0) {
-        return QUIRE_OK;
+        return quire_view_whole(d->older);
     }
     return d->ops->page_records(d->older, id, difference_older_record, d);
 }

@@ -1090,6 +1090,9 @@ static int map_next(const quire_view *view, quire_position *position, bool rever
         const heap_page *page = heap_read(view, position->page);
         uint32_t units;
         const quire_record *at;
+        if (page == NULL) {
+            QUIRE_TRY(quire_view_whole(view));
+        }
         while (page != NULL && heap_next(view, page, &position->slot, &at, &units)) {
             position->slot += units;
             if (at->key_word != HOLE) {
@@ -1109,7 +1112,10 @@ static int map_page_records(const quire_view *view, quire_page_id id,
     const heap_page *page = id == 0 || id >> 31 != 0 ? NULL : heap_read(view, id);
     uint32_t unit = HEAP_FIRST_UNIT, units;
     const quire_record *record;
-    for (; page != NULL && heap_next(view, page, &unit, &record, &units); unit += units) {
+    if (page == NULL) {
+        return quire_view_whole(view);
+    }
+    for (; heap_next(view, page, &unit, &record, &units); unit += units) {
         if (record->key_word != HOLE) {
             QUIRE_TRY(visit(context, record));
         }

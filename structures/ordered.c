@@ -1810,7 +1810,7 @@ static int ordered_page_records(const quire_view *view, quire_page_id id,
                                 int (*visit)(void *context, const quire_record *record), void *context) {
     const node_page *node = quire_page_read(view, id);
     if (node == NULL || id >> 31 != 0 || node->magic != NODE_MAGIC) {
-        return QUIRE_OK;
+        return quire_view_whole(view);
     }
     QUIRE_TRY(node_read(view, id, &node));
     for (uint32_t slot = 0; slot < node->count; slot++) {
