@@ -2,6 +2,7 @@
 
     spark.operations      put, get, delete, evict, merge, as Spark's StateStoreBasicOperationsBenchmark does them
     spark.aggregation     a streaming query: count, min and max per key, seconds a batch, memory
+    spark.commits         bytes and time of commits that update some of a state of wide rows
     spark.few_changes     a commit of 1,000 changed keys, on a small and on a large state
     spark.restart         a new provider loads a checkpoint: a full copy and five commits beyond it
     spark.many_stores     empty stores, all open in one JVM
@@ -41,9 +42,12 @@ ROCKSDB = {
     "rocksdb.changelogCheckpointing.enabled": "false",
     "rocksdb.trackTotalNumberOfRows": "true",
 }
+QUIRE = {"providerClass": "io.quire.spark.QuireStateStoreProvider"}
 # Each peer by its settings under STORE; all others are Spark's defaults.
 PROVIDERS: dict[str, dict[str, str]] = {
-    "quire": {"providerClass": "io.quire.spark.QuireStateStoreProvider"},
+    "quire": QUIRE,
+    "quire-pages": QUIRE | {"quire.checkpointMode": "pages"},
+    "quire-auto": QUIRE | {"quire.checkpointMode": "auto"},
     "hdfs": {"providerClass": SPARKS_OWN + "HDFSBackedStateStoreProvider"},
     "rocksdb": ROCKSDB,
     "rocksdb-changelog": ROCKSDB | {"rocksdb.changelogCheckpointing.enabled": "true"},
@@ -80,7 +84,7 @@ def bench_jar() -> Path:
 def command(case: Case, work: str, **arguments: object) -> list[str]:
     """The command that runs one kind of work in a JVM, which ends when its standard input does."""
     try:
-        path = [bench_jar(), *([jars.jar()] if case.peer == "quire" else []), jars.installed_spark() / "*"]
+        path = [bench_jar(), *([jars.jar()] if case.peer.startswith("quire") else []), jars.installed_spark() / "*"]
         java = jars.find_java().command
     except jars.BuildError as error:
         raise MissingPeer(str(error)) from None
@@ -137,6 +141,11 @@ def aggregation(case: Case) -> Iterator[Measurement]:
     return jvm(case, "aggregation", rows=rows, batches=batches, measured=measured, checked=checked)
 
 
+def commits(case: Case) -> Iterator[Measurement]:
+    """spark.commits; no base is written meanwhile"""
+    return jvm(case, "commits", repeats=1 if case.size < TINY else 5)
+
+
 def few_changes(case: Case) -> Iterator[Measurement]:
     """spark.few_changes; the small state has 100,000 keys, or a tenth of the large one's if that is less"""
     tiny = case.size < TINY
@@ -161,6 +170,7 @@ def estimate(case: Case) -> float:
     start, per_million = {
         "spark.operations": (35.0, 0.0),
         "spark.aggregation": (15.0, 15.0),
+        "spark.commits": (25.0, 60.0),
         "spark.few_changes": (25.0, 10.0),
         "spark.restart": (20.0, 15.0),
         "spark.many_stores": (15.0, 0.0),
@@ -168,6 +178,7 @@ def estimate(case: Case) -> float:
     return start + per_million * case.size / 1e6
 
 
+MODES = ("quire", "quire-pages", "quire-auto")
 DURABLE = ("quire", "hdfs", "rocksdb-changelog")
 
 BENCHMARKS = (
@@ -189,6 +200,15 @@ BENCHMARKS = (
         size_unit="keys",
     ),
     Benchmark(
+        "spark.commits",
+        "commits that update some of a state of wide rows: time, and bytes written",
+        commits,
+        {"provider": (*MODES, "hdfs", "rocksdb-changelog")},
+        (100_000,),
+        (1_000_000,),
+        size_unit="keys",
+    ),
+    Benchmark(
         "spark.few_changes",
         "a commit of 1,000 changed keys on a small and on a large state",
         few_changes,
@@ -201,7 +221,7 @@ BENCHMARKS = (
         "spark.restart",
         "a new provider loads a checkpoint: a full copy and five commits beyond it",
         restart,
-        {"provider": DURABLE},
+        {"provider": ("quire-pages", *DURABLE)},
         (1_000_000,),
         (1_000_000, 5_000_000),
         size_unit="keys",

@@ -15,6 +15,7 @@
 
 #include "../checkpoint/container.h"
 #include "../checkpoint/delta.h"
+#include "../checkpoint/pages.h"
 #include "../statestore/family.h"
 
 #ifndef QUIRE_VERSION
@@ -111,6 +112,19 @@ NATIVE(void, arenaRestore)(JNIEnv *env, jobject self, jlong arena, jlong snap) {
     failed(env, quire_arena_restore(HANDLE(quire_arena, arena), HANDLE(quire_snap, snap)));
 }
 
+NATIVE(jlong, arenaEpoch)(JNIEnv *env, jobject self, jlong arena) {
+    (void)env;
+    (void)self;
+    return quire_arena_epoch(HANDLE(quire_arena, arena));
+}
+
+NATIVE(jlong, arenaOrigin)(JNIEnv *env, jobject self, jlong arena) {
+    (void)env;
+    (void)self;
+    quire_point origin;
+    return quire_arena_origin(HANDLE(quire_arena, arena), &origin);
+}
+
 /* page bytes, frames used, dirty, retired, free, bytes held, bytes reserved, snapshots */
 NATIVE(void, arenaStats)(JNIEnv *env, jobject self, jlong arena, jlong words) {
     (void)self;
@@ -121,6 +135,12 @@ NATIVE(void, arenaStats)(JNIEnv *env, jobject self, jlong arena, jlong words) {
                                  stats.frames_free, stats.bytes_held,  stats.bytes_reserved, stats.snapshots};
         memcpy(to, from, sizeof from);
     }
+}
+
+NATIVE(jlong, snapEpoch)(JNIEnv *env, jobject self, jlong snap) {
+    (void)env;
+    (void)self;
+    return quire_snap_epoch(HANDLE(quire_snap, snap));
 }
 
 NATIVE(jlong, snapAcquire)(JNIEnv *env, jobject self, jlong arena) {
@@ -404,14 +424,71 @@ NATIVE(void, imageWrite)(JNIEnv *env, jobject self, jlong snap, jobject object) 
     }
 }
 
-NATIVE(void, imageLoad)(JNIEnv *env, jobject self, jlong arena, jlong bytes, jlong count, jstring name) {
+NATIVE(jlong, imageBegin)(JNIEnv *env, jobject self, jlong budget, jlong count, jstring name) {
     (void)self;
+    quire_image *image = NULL;
+    quire_arena_options options = {.budget = HANDLE(quire_budget, budget)};
     const char *chars = (*env)->GetStringUTFChars(env, name, NULL);
     if (chars != NULL) {
-        int rc = quire_arena_load(HANDLE(quire_arena, arena), BYTES(bytes), (size_t)count, chars);
+        int rc = quire_image_begin(&options, (uint64_t)count, chars, &image);
         (*env)->ReleaseStringUTFChars(env, name, chars);
         failed(env, rc);
     }
+    return as_handle(image);
+}
+
+NATIVE(jlong, imageRoom)(JNIEnv *env, jobject self, jlong image) {
+    (void)env;
+    (void)self;
+    return as_handle(quire_image_room(HANDLE(quire_image, image)));
+}
+
+NATIVE(jlong, imageEnd)(JNIEnv *env, jobject self, jlong image) {
+    (void)self;
+    quire_image *ended = HANDLE(quire_image, image);
+    quire_arena *arena = NULL;
+    failed(env, quire_image_end(&ended, &arena));
+    return as_handle(arena);
+}
+
+NATIVE(void, imageCancel)(JNIEnv *env, jobject self, jlong image) {
+    (void)env;
+    (void)self;
+    quire_image *cancelled = HANDLE(quire_image, image);
+    quire_image_cancel(&cancelled);
+}
+
+NATIVE(jlong, imageMap)(JNIEnv *env, jobject self, jlong budget, jstring path) {
+    (void)self;
+    quire_arena *arena = NULL;
+    quire_arena_options options = {.budget = HANDLE(quire_budget, budget)};
+    const char *chars = (*env)->GetStringUTFChars(env, path, NULL);
+    if (chars != NULL) {
+        int rc = quire_image_map(&options, chars, &arena);
+        (*env)->ReleaseStringUTFChars(env, path, chars);
+        failed(env, rc);
+    }
+    return as_handle(arena);
+}
+
+NATIVE(void, pagesWrite)(JNIEnv *env, jobject self, jlong arena, jlong since, jobject object) {
+    (void)self;
+    java_sink sink;
+    if (sink_open(env, object, &sink)) {
+        failed(env, quire_pages_write(HANDLE(quire_arena, arena), (uint32_t)since, delta_sink, &sink));
+    }
+}
+
+NATIVE(jlong, pagesBytes)(JNIEnv *env, jobject self, jlong arena, jlong since) {
+    (void)self;
+    uint64_t bytes = 0;
+    failed(env, quire_pages_bytes(HANDLE(quire_arena, arena), (uint32_t)since, &bytes));
+    return (jlong)bytes;
+}
+
+NATIVE(void, pagesApply)(JNIEnv *env, jobject self, jlong arena, jlong payload, jlong count) {
+    (void)self;
+    failed(env, quire_pages_apply(HANDLE(quire_arena, arena), BYTES(payload), (size_t)count));
 }
 
 /* ------------------------------------------------------------------------------------------------ files */
@@ -547,15 +624,16 @@ NATIVE(void, frameVerify)(JNIEnv *env, jobject self, jlong words, jbyteArray sto
     failed(env, rc);
 }
 
-NATIVE(jbyteArray, endEncode)(JNIEnv *env, jobject self, jlong frames, jlong raw_bytes, jlong keys) {
+NATIVE(jbyteArray, endEncode)
+(JNIEnv *env, jobject self, jlong frames, jlong raw_bytes, jlong keys, jlong since) {
     (void)self;
     uint8_t bytes[QUIRE_FRAME_END_BYTES];
-    quire_file_end end = {(uint64_t)frames, (uint64_t)raw_bytes, (uint64_t)keys};
+    quire_file_end end = {(uint64_t)frames, (uint64_t)raw_bytes, (uint64_t)keys, (uint64_t)since};
     quire_file_end_encode(&end, bytes);
     return array_of(env, bytes, sizeof bytes);
 }
 
-/* words: frames, raw bytes, keys */
+/* words: frames, raw bytes, keys, since */
 NATIVE(void, endDecode)(JNIEnv *env, jobject self, jbyteArray array, jlong words) {
     (void)self;
     uint8_t bytes[QUIRE_FRAME_END_BYTES];
@@ -564,7 +642,7 @@ NATIVE(void, endDecode)(JNIEnv *env, jobject self, jbyteArray array, jlong words
     (*env)->GetByteArrayRegion(env, array, 0, count < (jsize)sizeof bytes ? count : (jsize)sizeof bytes,
                                (jbyte *)bytes);
     if (!failed(env, quire_file_end_decode(bytes, (size_t)count, &end))) {
-        const int64_t word[] = {(int64_t)end.frames, (int64_t)end.raw_bytes, (int64_t)end.keys};
+        const int64_t word[] = {(int64_t)end.frames, (int64_t)end.raw_bytes, (int64_t)end.keys, (int64_t)end.since};
         memcpy(HANDLE(int64_t, words), word, sizeof word);
     }
 }

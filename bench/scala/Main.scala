@@ -51,6 +51,7 @@ object Main {
         case "operations" => Operations.run(options)
         case "aggregation" => Aggregation.run(options, session)
         case "few_changes" => Stores.fewChanges(options)
+        case "commits" => Commits.run(options)
         case "restart_fill" => Stores.restartFill(options)
         case "restart_load" => Stores.restartLoad(options)
         case "many_stores" => Stores.manyStores(options)

@@ -86,7 +86,7 @@ private[spark] class ChangeReader(
 
   private def changesOf(version: Version): Iterator[Change] = {
     val found = Iterator.newBuilder[Change]
-    files.read(files.deltaPath(version)) { (_, payload) =>
+    files.read(files.deltaPath(version), Set(FrameKinds.Records)) { (_, payload) =>
       val records = new DeltaRecords(payload)
       try {
         var ours = false

@@ -1,12 +1,13 @@
 package io.quire.spark
 
-import java.io.{ByteArrayInputStream, ByteArrayOutputStream, DataInputStream, EOFException, FileNotFoundException, IOException}
+import java.io.{ByteArrayInputStream, ByteArrayOutputStream, DataInputStream, EOFException, FileNotFoundException, IOException, OutputStream}
 import java.nio.charset.StandardCharsets.UTF_8
 
 import org.apache.hadoop.conf.Configuration
-import org.apache.hadoop.fs.Path
+import org.apache.hadoop.fs.{FileStatus, FSDataInputStream, Path}
 
 import org.apache.spark.internal.Logging
+import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
 import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStoreId}
 import org.apache.spark.sql.execution.streaming.state.quire.{Codec, SparkInternals}
 import org.apache.spark.unsafe.Platform
@@ -22,12 +23,42 @@ private[spark] case class Version(number: Long, id: Option[String]) {
   override def toString: String = id.fold(number.toString)(id => s"$number ($id)")
 }
 
-/** A file of a store's checkpoint. */
-private[spark] case class CheckpointFile(path: Path, version: Version, isBase: Boolean)
+/** A file of a store's checkpoint: what a commit wrote, or a base. */
+private[spark] case class CheckpointFile(path: Path, version: Version, isBase: Boolean, bytes: Long)
+
+/** Kinds of files (container.h). */
+private[spark] object FileKinds {
+  val Delta = 1
+  val Base = 2
+  val Pages = 3
+  val Log = 4
+  val Part = 5
+}
+
+/** Kinds of frames (container.h). */
+private[spark] object FrameKinds {
+  val Records = 1
+  val Image = 2
+  val End = 3
+  val Pages = 4
+  val Parts = 5
+}
+
+/**
+ * What a commit's file says of itself.
+ *
+ * @param since the version that pages start from, or in which the extent of a log begins; else 0
+ */
+private[spark] case class CommitInfo(kind: Int, parent: Version, pageSize: Int, since: Long)
+
+/** The bytes of files as they were written, and before they were packed. */
+private[spark] case class Written(bytes: Long, rawBytes: Long) {
+  def +(other: Written): Written = Written(bytes + other.bytes, rawBytes + other.rawBytes)
+}
 
 /** What the header of a checkpoint file says (container.h). */
 private[spark] case class FileHeader(
-    isBase: Boolean,
+    kind: Int,
     version: Version,
     parent: Version,
     storeId: String,
@@ -61,20 +92,26 @@ private[spark] class CheckpointFiles(
   // ---------------------------------------------------------------------------- listing
 
   /** All files of this store, the oldest version first. */
-  def list(): Seq[CheckpointFile] = listing().collect {
-    case path if parse(path).isDefined => parse(path).get
+  def list(): Seq[CheckpointFile] = listing().flatMap { status =>
+    parse(status.getPath).map(_.copy(bytes = status.getLen))
   }.sortBy(file => (file.version.number, !file.isBase))
 
-  private def listing(): Seq[Path] =
+  private def listing(): Seq[FileStatus] =
     try {
-      manager.list(folder).map(_.getPath).toSeq
+      manager.list(folder).toSeq
     } catch {
       case _: FileNotFoundException => Nil
     }
 
+  /** A file of the system's own, if that is what the path is. */
+  def local(path: Path): Option[java.nio.file.Path] = manager match {
+    case local: LocalFileManager => Some(local.file(path))
+    case _ => None
+  }
+
   /** Whose files are in the folder, if not ours. */
   def otherProvider(): Option[String] = {
-    val suffixes = listing().map(_.getName.split('.').last).toSet
+    val suffixes = listing().map(_.getPath.getName.split('.').last).toSet
     if (suffixes.contains("zip") || suffixes.contains("changelog")) {
       Some("RocksDBStateStoreProvider")
     } else if (suffixes.contains("delta") || suffixes.contains("snapshot")) {
@@ -87,35 +124,27 @@ private[spark] class CheckpointFiles(
   def exists(path: Path): Boolean = manager.exists(path)
   def remove(path: Path): Unit = manager.delete(path)
 
-  /**
-   * Removes what no version from `earliest` on needs: everything older than the newest base that
-   * is not newer than `earliest`. Files left by writers that were killed go with it.
-   *
-   * @param isOurs whether a base is of the line of versions that this store has
-   */
-  def clean(earliest: Long, isOurs: Version => Boolean): Int = {
-    val files = list()
-    val base = files.filter(f => f.isBase && f.version.number <= earliest && isOurs(f.version))
-      .lastOption
-    base.fold(0) { base =>
-      val old = files.filter(_.version.number < base.version.number)
-      val versions = old.map(_.version.number).distinct.sorted
-      if (versions.isEmpty || versions.size < conf.minVersionsToDelete) {
-        0
-      } else {
-        val most = conf.maxVersionsToDeletePerMaintenance
-        val last = if (most > 0 && versions.size > most) versions(most - 1) else versions.last
-        val gone = old.filter(_.version.number <= last).map(_.path) ++ leftovers(last)
-        gone.foreach(manager.delete)
-        gone.size
-      }
+  /** Removes the files of versions before `first`, and what killed writers left of them. */
+  def clean(first: Long): Int = {
+    val old = list().filter(_.version.number < first)
+    val versions = old.map(_.version.number).distinct.sorted
+    if (versions.isEmpty || versions.size < conf.minVersionsToDelete) {
+      0
+    } else {
+      val most = conf.maxVersionsToDeletePerMaintenance
+      val last = if (most > 0 && versions.size > most) versions(most - 1) else versions.last
+      // A base goes before its parts, so that none is ever left without them.
+      val gone = old.filter(_.version.number <= last).map(_.path) ++ leftovers(last)
+      gone.foreach(manager.delete)
+      gone.size
     }
   }
 
-  /** Temporary files of versions up to this one. */
-  private def leftovers(last: Long): Seq[Path] = listing().filter { path =>
+  /** Temporary files of versions up to this one, and parts of their bases. */
+  private def leftovers(last: Long): Seq[Path] = listing().map(_.getPath).filter { path =>
     path.getName match {
       case Leftover(number) => number.toLong <= last
+      case Part(number) => number.toLong <= last
       case _ => false
     }
   }
@@ -124,59 +153,50 @@ private[spark] class CheckpointFiles(
 
   private lazy val makeFolder: Unit = if (!manager.exists(folder)) manager.mkdirs(folder)
 
-  /** The bytes and frames of a file as they were written. */
-  case class Written(bytes: Long, rawBytes: Long)
+  def codec(): Codec = SparkInternals.codec(codecName)
 
-  /** Writes what changed since the snapshot as the delta of a version. Durable when it returns. */
-  def writeDelta(
-      arena: Long,
-      older: Long,
-      lists: Array[String],
-      version: Version,
-      parent: Version,
-      keys: Long): Written =
-    write(deltaPath(version), header(isBase = false, version, parent, 0), keys) { file =>
-      Native.deltaWrite(
-        arena, older, lists, (address, count) => file.frame(RecordsFrame, address, count))
+  /** Writes what a commit leaves. Durable when it returns. `content` gives the version it needs. */
+  def writeCommit(kind: Int, version: Version, parent: Version, pageSize: Int, keys: Long)(
+      content: FrameWriter => Long): Written =
+    writeFile(deltaPath(version), header(kind, version, parent, pageSize), keys)(content)
+
+  /** Writes a file of frames. */
+  def writeFile(path: Path, header: Array[Byte], keys: Long)(content: FrameWriter => Long): Written = {
+    var written: Written = null
+    writing(path) { out =>
+      val file = new FrameWriter(out, codec())
+      file.raw(header)
+      val since = content(file)
+      file.end(keys, since)
+      written = Written(file.bytes, file.rawBytes)
     }
+    written
+  }
 
-  /** Writes a snapshot as the base of a version. */
-  def writeBase(snap: Long, version: Version, pageSize: Int, keys: Long): Written =
-    write(basePath(version), header(isBase = true, version, version, pageSize), keys) { file =>
-      val image = new FrameBuffer(file)
-      try {
-        Native.imageWrite(snap, image)
-        image.flush()
-      } finally {
-        image.close()
-      }
-    }
-
-  private def write(path: Path, header: Array[Byte], keys: Long)(
-      content: FileWriter => Unit): Written = {
+  def create(path: Path): CheckpointFileManager.CancellableFSDataOutputStream = {
     makeFolder
-    val out = manager.createAtomic(path, overwriteIfPossible = true)
+    manager.createAtomic(path, overwriteIfPossible = true)
+  }
+
+  /** Writes a file that appears under its name when it is whole. */
+  def writing(path: Path)(content: OutputStream => Unit): Unit = {
+    val out = create(path)
     var done = false
     try {
-      val file = new FileWriter(out, SparkInternals.codec(codecName))
-      file.raw(header)
-      content(file)
-      file.end(keys)
+      content(out)
       // A disk that is full should say so here: after a close that failed nothing can be taken back.
       out.flush()
       out.close()
       done = true
-      Written(file.bytes, file.rawBytes)
     } finally {
       if (!done) out.cancel()
     }
   }
 
-  private def header(
-      isBase: Boolean, version: Version, parent: Version, pageSize: Int): Array[Byte] = {
+  def header(kind: Int, version: Version, parent: Version, pageSize: Int): Array[Byte] = {
     val numbers = new OffHeap(56)
     try {
-      val fields = Seq[Long](if (isBase) 2 else 1, version.number, parent.number,
+      val fields = Seq[Long](kind.toLong, version.number, parent.number,
         storeId.operatorId, storeId.partitionId.toLong, pageSize.toLong,
         if (conf.rowChecksumEnabled) 1 else 0)
       fields.zipWithIndex.foreach { case (value, i) =>
@@ -194,7 +214,7 @@ private[spark] class CheckpointFiles(
   // ---------------------------------------------------------------------------- reading
 
   /** Reads a file to its end, verifies every byte, and hands each frame's raw bytes on. */
-  def read(path: Path)(frame: (Int, Array[Byte]) => Unit): FileHeader =
+  def read(path: Path, kinds: Set[Int])(frame: (Int, Array[Byte]) => Unit): FileHeader =
     reading(path) { (in, header) =>
       val codec = SparkInternals.codec(header.codec)
       val head = new Array[Byte](FrameHeaderBytes)
@@ -211,13 +231,15 @@ private[spark] class CheckpointFiles(
           val stored = new Array[Byte](words.long(2).toInt)
           in.readFully(stored)
           Native.frameVerify(words.address, stored)
-          if (kind == EndFrame) {
+          if (kind == FrameKinds.End) {
             Native.endDecode(stored, words.address)
             if (words.long(0) != frames || words.long(1) != rawBytes || in.read() != -1) {
               throw new IOException(s"its end says ${words.long(0)} frames of ${words.long(1)} " +
                 s"bytes, $frames of $rawBytes were found, or more follows")
             }
             ended = true
+          } else if (!kinds(kind)) {
+            throw new IOException(s"it has a frame of kind $kind")
           } else {
             frame(kind, decompress(codec, stored, raw))
             frames += 1
@@ -229,7 +251,40 @@ private[spark] class CheckpointFiles(
       }
     }
 
-  def readHeader(path: Path): FileHeader = reading(path)((_, _) => ())
+  /** What a commit's file says of itself, from its two ends. */
+  def readInfo(file: CheckpointFile): CommitInfo = {
+    var since = 0L
+    val header = reading(file.path) { (in, header) =>
+      if (header.kind == FileKinds.Pages || header.kind == FileKinds.Log) {
+        since = readSince(in, file.bytes)
+      }
+    }
+    CommitInfo(header.kind, header.parent, header.pageSize, since)
+  }
+
+  private def readSince(in: FSDataInputStream, fileBytes: Long): Long = {
+    val end = new Array[Byte](EndBytes)
+    val words = new OffHeap(32)
+    try {
+      if (fileBytes < end.length) throw new EOFException
+      in.seek(fileBytes - end.length)
+      in.readFully(end)
+      val (head, stored) = end.splitAt(FrameHeaderBytes)
+      Native.frameDecode(head, words.address)
+      if (words.long(0) != FrameKinds.End) throw new IOException("it does not end with an end frame")
+      Native.frameVerify(words.address, stored)
+      Native.endDecode(stored, words.address)
+      words.long(3)
+    } finally {
+      words.close()
+    }
+  }
+
+  /** All bytes of a file that has a format of its own. */
+  def readWhole(path: Path): Array[Byte] = {
+    val in = open(path)
+    try in.readAllBytes() finally in.close()
+  }
 
   private def decompress(codec: Codec, stored: Array[Byte], count: Int): Array[Byte] = {
     val in = new DataInputStream(codec.decompress(new ByteArrayInputStream(stored)))
@@ -242,13 +297,15 @@ private[spark] class CheckpointFiles(
     }
   }
 
-  private def reading(path: Path)(body: (DataInputStream, FileHeader) => Unit): FileHeader = {
-    val in =
-      try {
-        new DataInputStream(manager.open(path))
-      } catch {
-        case e: FileNotFoundException => throw SparkInternals.cannotReadFile(path, e)
-      }
+  private def open(path: Path): FSDataInputStream =
+    try {
+      manager.open(path)
+    } catch {
+      case e: FileNotFoundException => throw SparkInternals.cannotReadFile(path, e)
+    }
+
+  private def reading(path: Path)(body: (FSDataInputStream, FileHeader) => Unit): FileHeader = {
+    val in = open(path)
     try {
       val head = new Array[Byte](HeaderBytesMin)
       in.readFully(head)
@@ -280,7 +337,7 @@ private[spark] class CheckpointFiles(
       val texts = Native.headerDecode(bytes, numbers.address).map(new String(_, UTF_8))
       def optional(text: String): Option[String] = Option(text).filter(_.nonEmpty)
       FileHeader(
-        isBase = numbers.long(0) == 2,
+        kind = numbers.long(0).toInt,
         version = Version(numbers.long(1), optional(texts(1))),
         parent = Version(numbers.long(2), optional(texts(2))),
         storeId = identity(numbers.long(3), numbers.long(4), texts(0)),
@@ -306,9 +363,14 @@ private[spark] class CheckpointFiles(
 
   private def checkIdentity(path: Path, header: FileHeader): Unit = {
     val expected = identity(storeId.operatorId, storeId.partitionId, storeId.storeName)
-    val named = parse(path)
-    if (header.storeId != expected || named.forall(_.version != header.version) ||
-        named.forall(_.isBase != header.isBase)) {
+    val fits = path.getName match {
+      case PartOf(name) => header.kind == FileKinds.Part && parseVersion(name) == header.version
+      case _ => parse(path).exists { named =>
+        named.version == header.version && header.kind != FileKinds.Part &&
+          named.isBase == (header.kind == FileKinds.Base)
+      }
+    }
+    if (header.storeId != expected || !fits) {
       throw new QuireCheckpointException(
         s"$path holds version ${header.version} of ${header.storeId}, which is not what its name " +
           s"and place ($expected) say: the file was moved or renamed")
@@ -319,83 +381,75 @@ private[spark] class CheckpointFiles(
 private[spark] object CheckpointFiles {
   val DeltaSuffix = "qdelta"
   val BaseSuffix = "qbase"
-  val RecordsFrame = 1
-  val ImageFrame = 2
-  val EndFrame = 3
   val FrameHeaderBytes = 24
   val HeaderBytesMin = 72
-  /** A base is cut into frames of this size. */
-  private val ImageFrameBytes = 1 << 20
+  private val EndBytes = FrameHeaderBytes + 32
 
   // Longer numbers are nobody's version.
   private val Name = s"""(\\d{1,18})(?:_([^.]+))?\\.($DeltaSuffix|$BaseSuffix)""".r
-  private val Leftover = s"""\\.(\\d{1,18})(?:_[^.]+)?\\.(?:$DeltaSuffix|$BaseSuffix)\\..*tmp(?:\\.crc)?""".r
+  private val Leftover = """\.(\d{1,18})[_.].*tmp(?:\.crc)?""".r
+  private val Part = s"""(\\d{1,18})(?:_[^.]+)?\\..*(?:${BaseFiles.PartSuffix}|${BaseFiles.ImageSuffix})""".r
+  private val PartOf = s"""([^.]+)\\.[^.]+(?:\\.\\d+)?\\.(?:${BaseFiles.PartSuffix}|${BaseFiles.ImageSuffix})""".r
 
   def parse(path: Path): Option[CheckpointFile] = path.getName match {
     case Name(number, id, suffix) =>
-      Some(CheckpointFile(path, Version(number.toLong, Option(id)), suffix == BaseSuffix))
+      Some(CheckpointFile(path, Version(number.toLong, Option(id)), suffix == BaseSuffix, 0))
     case _ => None
   }
 
-  /** Writes frames to a stream, each compressed by itself. */
-  class FileWriter(out: java.io.OutputStream, codec: Codec) {
-    var bytes = 0L
-    var rawBytes = 0L
-    private var frames = 0L
-    private val frameHeader = new Array[Byte](FrameHeaderBytes)
-    private val packed = new Packed
-
-    def raw(content: Array[Byte]): Unit = {
-      out.write(content)
-      bytes += content.length
-    }
-
-    def frame(kind: Int, address: Long, count: Long): Unit = {
-      if (count > Int.MaxValue) {
-        throw new IOException(s"a record of $count bytes is too long for a checkpoint file")
-      }
-      val content = OffHeap.toHeap(address, count.toInt)
-      packed.reset()
-      val compressed = codec.compress(packed)
-      compressed.write(content)
-      compressed.close()
-      frame(kind, content.length, packed.array, packed.size)
-      frames += 1
-      rawBytes += count
-    }
-
-    def end(keys: Long): Unit = {
-      val content = Native.endEncode(frames, rawBytes, keys)
-      frame(EndFrame, content.length, content, content.length)
-    }
-
-    private def frame(kind: Int, rawCount: Int, stored: Array[Byte], storedCount: Int): Unit = {
-      Native.frameEncode(kind, rawCount, stored, storedCount, frameHeader)
-      out.write(frameHeader)
-      out.write(stored, 0, storedCount)
-      bytes += frameHeader.length + storedCount
-    }
+  /** The version of a name that begins a file's. */
+  private def parseVersion(name: String): Version = {
+    val Array(number, id) = (name + "_").split("_", 2)
+    Version(number.toLong, Option(id.stripSuffix("_")).filter(_.nonEmpty))
   }
 
-  /** Gathers the small writes of an image into frames. */
-  private class FrameBuffer(file: FileWriter) extends ByteSink with AutoCloseable {
-    private val buffer = new OffHeap(ImageFrameBytes)
-    private var count = 0L
+}
 
-    override def write(address: Long, bytes: Long): Unit = {
-      Platform.copyMemory(null, address, null, buffer.reserve(count + bytes) + count, bytes)
-      count += bytes
-      if (count >= ImageFrameBytes) flush()
-    }
+/** Writes frames to a stream, each compressed by itself. */
+private[spark] final class FrameWriter(out: OutputStream, codec: Codec) {
+  var bytes = 0L
+  var rawBytes = 0L
+  private var frames = 0L
+  private val frameHeader = new Array[Byte](CheckpointFiles.FrameHeaderBytes)
+  private val packed = new FrameWriter.Packed
 
-    def flush(): Unit = {
-      if (count > 0) file.frame(ImageFrame, buffer.address, count)
-      count = 0
-    }
-
-    override def close(): Unit = buffer.close()
+  def raw(content: Array[Byte]): Unit = {
+    out.write(content)
+    bytes += content.length
   }
 
+  /** Writes what lies at an address. */
+  def frame(kind: Int, address: Long, count: Long): Unit = {
+    if (count > Int.MaxValue) {
+      throw new IOException(s"a record of $count bytes is too long for a checkpoint file")
+    }
+    frame(kind, OffHeap.toHeap(address, count.toInt))
+  }
+
+  def frame(kind: Int, content: Array[Byte]): Unit = {
+    packed.reset()
+    val compressed = codec.compress(packed)
+    compressed.write(content)
+    compressed.close()
+    frame(kind, content.length, packed.array, packed.size)
+    frames += 1
+    rawBytes += content.length
+  }
+
+  def end(keys: Long, since: Long): Unit = {
+    val content = Native.endEncode(frames, rawBytes, keys, since)
+    frame(FrameKinds.End, content.length, content, content.length)
+  }
+
+  private def frame(kind: Int, rawCount: Int, stored: Array[Byte], storedCount: Int): Unit = {
+    Native.frameEncode(kind, rawCount, stored, storedCount, frameHeader)
+    out.write(frameHeader)
+    out.write(stored, 0, storedCount)
+    bytes += frameHeader.length + storedCount
+  }
+}
+
+private object FrameWriter {
   /** A byte array stream that shows its array. */
   private class Packed extends ByteArrayOutputStream(1 << 16) {
     def array: Array[Byte] = buf

@@ -26,7 +26,7 @@ private[spark] class LocalFileManager(path: Path, hadoopConf: Configuration)
     raw
   }
 
-  private def file(path: Path): java.nio.file.Path = Paths.get(path.toUri.getPath)
+  def file(path: Path): java.nio.file.Path = Paths.get(path.toUri.getPath)
 
   override def mkdirs(path: Path): Unit = Files.createDirectories(file(path))
 

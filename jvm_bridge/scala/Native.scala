@@ -19,10 +19,15 @@ private[spark] object Native {
   @native def arenaCommit(arena: Long): Unit
   @native def arenaAbort(arena: Long): Unit
   @native def arenaRestore(arena: Long, snap: Long): Unit
+  /** Of the last commit. */
+  @native def arenaEpoch(arena: Long): Long
+  /** The epoch at which the arena was what it was loaded from; 0 if it began empty. */
+  @native def arenaOrigin(arena: Long): Long
   /** Writes 8 words: see [[ArenaStats]]. */
   @native def arenaStats(arena: Long, words: Long): Unit
   @native def snapAcquire(arena: Long): Long
   @native def snapRelease(snap: Long): Unit
+  @native def snapEpoch(snap: Long): Long
 
   @native def familyOpen(arena: Long, name: String, ordered: Boolean): Long
   /** 0 if the snapshot has no such family. */
@@ -55,7 +60,16 @@ private[spark] object Native {
   /** See [[DeltaRecords]] for the 9 words. */
   @native def deltaNext(words: Long): Boolean
   @native def imageWrite(snap: Long, sink: ByteSink): Unit
-  @native def imageLoad(arena: Long, bytes: Long, count: Long, name: String): Unit
+  /** Room for an image, which ends as an arena or is cancelled. */
+  @native def imageBegin(budget: Long, count: Long, name: String): Long
+  @native def imageRoom(image: Long): Long
+  @native def imageEnd(image: Long): Long
+  @native def imageCancel(image: Long): Unit
+  @native def imageMap(budget: Long, path: String): Long
+
+  @native def pagesWrite(arena: Long, since: Long, sink: ByteSink): Unit
+  @native def pagesBytes(arena: Long, since: Long): Long
+  @native def pagesApply(arena: Long, payload: Long, count: Long): Unit
 
   @native def headerEncode(numbers: Long, texts: Array[Array[Byte]]): Array[Byte]
   @native def headerPeek(bytes: Array[Byte]): Int
@@ -64,7 +78,7 @@ private[spark] object Native {
       kind: Int, rawBytes: Int, stored: Array[Byte], storedBytes: Int, frame: Array[Byte]): Unit
   @native def frameDecode(frame: Array[Byte], words: Long): Unit
   @native def frameVerify(words: Long, stored: Array[Byte]): Unit
-  @native def endEncode(frames: Long, rawBytes: Long, keys: Long): Array[Byte]
+  @native def endEncode(frames: Long, rawBytes: Long, keys: Long, since: Long): Array[Byte]
   @native def endDecode(bytes: Array[Byte], words: Long): Unit
 }
 
@@ -77,8 +91,10 @@ private[spark] trait ByteSink {
 class QuireNativeException(val code: Int, message: String) extends RuntimeException(message)
 
 private[spark] object QuireNativeException {
+  val NotFound: Int = -1
   val NoMemory: Int = -4
   val Limit: Int = -5
   val Corrupt: Int = -8
   val Version: Int = -9
+  val Mismatch: Int = -14
 }

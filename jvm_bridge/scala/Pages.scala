@@ -37,7 +37,7 @@ private[spark] final class LivePages(arena: Arena) extends Pages {
  * A version kept in memory by a pin on its pages. Shared by those that read it; the pin goes with
  * the last of them. The arena has been acquired for it.
  */
-private[spark] final class PinnedVersion(val version: Version, arena: Arena, val snap: Long) {
+private[spark] final class PinnedVersion(val version: Version, val arena: Arena, val snap: Long) {
   private var users = 1
 
   def retain(): this.type = synchronized {

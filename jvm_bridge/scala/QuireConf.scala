@@ -5,18 +5,25 @@ import java.util.Locale
 import org.apache.spark.network.util.JavaUtils
 import org.apache.spark.sql.execution.streaming.state.StateStoreConf
 
+/** What a commit writes (docs/checkpoint.md). */
+private[spark] object CheckpointMode extends Enumeration {
+  val Delta: Value = Value("delta")
+  val Pages: Value = Value("pages")
+  val Auto: Value = Value("auto")
+}
+
 /**
  * Quire's own settings, from the properties under `spark.sql.streaming.stateStore.quire.`.
  *
  * @param memoryLimit bytes for all stores of this process together; 0 for none
  * @param pageSize    bytes of a page; 0 for the core's default
  */
-private[spark] case class QuireConf(memoryLimit: Long, pageSize: Int)
+private[spark] case class QuireConf(mode: CheckpointMode.Value, memoryLimit: Long, pageSize: Int)
 
 private[spark] object QuireConf {
   private val Prefix = "spark.sql.streaming.stateStore.quire."
   private val Allowed = Map(
-    "checkpointMode" -> "delta",
+    "checkpointMode" -> CheckpointMode.values.mkString(", "),
     "memoryLimit" -> "bytes, with k, m or g: 512m",
     "pageSize" -> "a power of two from 1024 to 65536")
 
@@ -30,11 +37,14 @@ private[spark] object QuireConf {
     ours.keys.find(!Allowed.contains(_)).foreach { key =>
       refuse(key, ours(key), "there is no such setting")
     }
-    ours.get("checkpointMode").filter(_ != "delta").foreach(refuse("checkpointMode", _, "unknown"))
     QuireConf(
+      ours.get("checkpointMode").map(mode).getOrElse(CheckpointMode.Delta),
       ours.get("memoryLimit").map(memoryLimit).getOrElse(0L),
       ours.get("pageSize").map(pageSize).getOrElse(0))
   }
+
+  private def mode(value: String): CheckpointMode.Value =
+    CheckpointMode.values.find(_.toString == value).getOrElse(refuse("checkpointMode", value, "unknown"))
 
   private def memoryLimit(value: String): Long = {
     val bytes =

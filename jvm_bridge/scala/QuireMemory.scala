@@ -37,8 +37,7 @@ private[spark] case class ArenaStats(
  * An arena with a count of its users. Whoever drops it from use condemns it; the memory goes when
  * the last reader has let go.
  */
-private[spark] final class Arena(pageSize: Int, budget: Long) {
-  val handle: Long = Native.arenaOpen(pageSize, budget)
+private[spark] final class Arena(val handle: Long) {
   private var users = 0
   private var condemned = false
   private var closed = false

@@ -42,6 +42,7 @@ class QuireStateStoreProvider
   private var stateSchemaProvider: Option[StateSchemaProvider] = None
   private var conf: QuireConf = _
   private var files: CheckpointFiles = _
+  private var bases: BaseFiles = _
   private[spark] var useColumnFamilies = false
 
   private val formats = new ConcurrentHashMap[String, FamilyFormat]()
@@ -54,13 +55,17 @@ class QuireStateStoreProvider
   private var line: Vector[Version] = Vector.empty
   /** The versions of that line that have a base, the oldest first. */
   private var basesOfLine: Vector[Version] = Vector.empty
+  /** The versions of that line whose very pages the checkpoint can give back, and their epochs here. */
+  private var pagePoints: Map[Version, Long] = Map.empty
+  /** The versions whose files need an older one than the version before, and which. */
+  private var leaps: Map[Version, Long] = Map.empty
   /** The highest number that a base in the folder has, of this line or another. */
   private var highestBase = 0L
   private var basesWritten = 0L
   private var baseBytes = 0L
   private var writer: AnyRef = _
   private var writerThread: Thread = _
-  private var closed = false
+  @volatile private var closed = false
   @volatile private var rowsFromFiles = false
   /** The number of the last writer. */
   private var stamp = 0L
@@ -89,6 +94,7 @@ class QuireStateStoreProvider
     this.stateSchemaProvider = stateSchemaProvider
     this.conf = QuireConf(storeConfs)
     this.files = new CheckpointFiles(stateStoreId, storeConfs, hadoopConf)
+    this.bases = new BaseFiles(files)
     if (useMultipleValuesPerKey) {
       require(useColumnFamilies,
         "Multiple values per key support requires column families to be enabled")
@@ -430,6 +436,8 @@ class QuireStateStoreProvider
       current = pinned.version
       line = line.takeWhile(_ != current) :+ current
       basesOfLine = basesOfLine.filter(_.number <= current.number)
+      pagePoints = pagePoints.filter(_._1.number <= current.number)
+      leaps = leaps.filter(_._1.number <= current.number)
       val (stale, kept) = retained.partition(_.version.number >= current.number)
       retained.clear()
       retained ++= kept
@@ -444,7 +452,7 @@ class QuireStateStoreProvider
     }
 
   private def empty(version: Version): Loaded =
-    Loaded(newArena(0), Vector(version), None, LoadReport())
+    Loaded(newArena(0), Vector(version), None, Map(version -> 0L), Map.empty, LoadReport())
 
   /** Takes a loaded arena for the provider's own; under the monitor. */
   private def adoptLoaded(version: Version, loaded: Loaded): LoadReport = {
@@ -454,6 +462,8 @@ class QuireStateStoreProvider
     current = version
     line = loaded.line
     basesOfLine = loaded.base.toVector
+    pagePoints = loaded.pagePoints
+    leaps = loaded.leaps
     loaded.report
   }
 
@@ -486,7 +496,9 @@ class QuireStateStoreProvider
     new PinnedVersion(version, of, Native.snapAcquire(of.handle))
 
   private def newArena(pageSize: Int): Arena =
-    new Arena(if (pageSize != 0) pageSize else conf.pageSize, QuireMemory.budget(conf.memoryLimit))
+    new Arena(Native.arenaOpen(if (pageSize != 0) pageSize else conf.pageSize, budget))
+
+  private def budget: Long = QuireMemory.budget(conf.memoryLimit)
 
   // ---------------------------------------------------------------------------- commit and abort
 
@@ -505,7 +517,7 @@ class QuireStateStoreProvider
       val keys = countKeys(mine)
       removeStaleBase(next)
       val started = System.nanoTime()
-      val written = files.writeDelta(mine.handle, older.snap, lists, next, loaded, keys.users)
+      val (written, since) = IoService.committing(writeChanges(mine, older, loaded, next, keys.users))
       val durable = System.nanoTime()
       val dirty = mine.stats().dirty
       synchronized {
@@ -514,6 +526,10 @@ class QuireStateStoreProvider
         if (mine eq arena) {
           current = next
           line = (line :+ next).takeRight(LineLength)
+          since.foreach { since =>
+            pagePoints += next -> Native.arenaEpoch(mine.handle)
+            if (since < loaded.number) leaps += next -> since
+          }
           retained += older
           retaining = true
           trimRetained(storeConf.maxVersionsToRetainInMemory - 1)
@@ -521,13 +537,68 @@ class QuireStateStoreProvider
       }
       val end = System.nanoTime()
       // The version is durable: a base that cannot be written now is written by maintenance.
-      if (store.files == DeltaAndBase) maintaining("writing a base that was asked for")(writeBase())
+      if (store.files == DeltaAndBase) {
+        maintaining("writing a base that was asked for")(writeBase(urgent = true))
+      }
       committed(store, next, loaded.id, keys, written, Map(
         QuireMetrics.CommitWriteTime -> (durable - started) / 1000000,
         QuireMetrics.CommitPublishTime -> (end - durable) / 1000000,
         QuireMetrics.PagesDirty -> dirty))
     } finally {
       if (!retaining) older.release()
+    }
+  }
+
+  /** Writes what changed; gives also the version that the pages start from, if it was pages. */
+  private def writeChanges(
+      mine: Arena, older: PinnedVersion, loaded: Version, next: Version, keys: Long): (Written, Option[Long]) = {
+    def delta(): (Written, Option[Long]) = {
+      val written = files.writeCommit(FileKinds.Delta, next, loaded, 0, keys) { file =>
+        Native.deltaWrite(
+          mine.handle, older.snap, lists, (address, count) => file.frame(FrameKinds.Records, address, count))
+        0
+      }
+      (written, None)
+    }
+    def pages(start: Version, epoch: Long): (Written, Option[Long]) = {
+      val pageSize = mine.stats().pageBytes.toInt
+      val written = files.writeCommit(FileKinds.Pages, next, loaded, pageSize, keys) { file =>
+        Native.pagesWrite(mine.handle, epoch, (address, count) => file.frame(FrameKinds.Pages, address, count))
+        start.number
+      }
+      (written, Some(start.number))
+    }
+    // A line that is longer than what is remembered of it may have no start.
+    val start = synchronized(line.reverseIterator.flatMap(v => pagePoints.get(v).map(v -> _)).nextOption())
+    (conf.mode, start) match {
+      case (CheckpointMode.Pages, Some((version, epoch))) => pages(version, epoch)
+      case (CheckpointMode.Auto, Some((version, epoch))) =>
+        smallDelta(mine, older, Native.pagesBytes(mine.handle, epoch)) match {
+          case Some(payloads) =>
+            val written = files.writeCommit(FileKinds.Delta, next, loaded, 0, keys) { file =>
+              payloads.foreach(file.frame(FrameKinds.Records, _))
+              0
+            }
+            (written, None)
+          case None => pages(version, epoch)
+        }
+      case _ => delta()
+    }
+  }
+
+  /** What changed as records, unless that takes more than so many bytes. */
+  private def smallDelta(mine: Arena, older: PinnedVersion, most: Long): Option[Seq[Array[Byte]]] = {
+    val payloads = Seq.newBuilder[Array[Byte]]
+    var bytes = 0L
+    try {
+      Native.deltaWrite(mine.handle, older.snap, lists, { (address, count) =>
+        bytes += count
+        if (bytes > most) throw TooLong
+        payloads += OffHeap.toHeap(address, count.toInt)
+      })
+      Some(payloads.result())
+    } catch {
+      case TooLong => None
     }
   }
 
@@ -554,13 +625,14 @@ class QuireStateStoreProvider
       Native.arenaCommit(mine.handle)
       val pinned = pin(mine, next)
       val written =
-        try files.writeBase(pinned.snap, next, mine.stats().pageBytes.toInt, keys.users)
-        finally pinned.release()
+        try writeBase(pinned, keys.users, urgent = true) finally pinned.release()
       files.remove(files.deltaPath(next))
       synchronized {
         if (mine eq arena) {
           current = next
           line = Vector(next)
+          leaps = Map.empty
+          pagePoints = Map(next -> Native.arenaEpoch(mine.handle))
           baseIsThere(next)
         }
       }
@@ -585,7 +657,7 @@ class QuireStateStoreProvider
       next: Version,
       parent: Option[String],
       keys: Keys,
-      written: CheckpointFiles#Written,
+      written: Written,
       timing: Map[StateStoreCustomMetric, Long]): Commit = {
     if (storeConf.commitValidationEnabled) {
       SparkInternals.reportCommit(next.number, storeId, hadoopConf)
@@ -695,22 +767,30 @@ class QuireStateStoreProvider
       !closed && arena != null && current.number > 0 &&
         current.number - lastBase >= storeConf.minDeltasForSnapshot
     }
-    if (due) writeBase()
+    if (due) writeBase(urgent = false)
+  }
+
+  private def writeBase(pinned: PinnedVersion, keys: Long, urgent: Boolean): Written = {
+    val stats = pinned.arena.stats()
+    bases.write(
+      pinned.snap, pinned.version, stats.pageBytes.toInt, keys, stats.used * stats.pageBytes,
+      mapped = conf.mode == CheckpointMode.Pages, urgent, isCancelled = () => closed)
   }
 
   /** Writes the current version whole, from a pin, beside whatever the writer does. */
-  private def writeBase(): Unit = {
-    val pinned = synchronized {
-      if (closed || arena == null) None else Some((pinCurrent(), arena.stats().pageBytes.toInt))
-    }
-    pinned.foreach { case (pinned, pageSize) =>
+  private def writeBase(urgent: Boolean): Unit = {
+    val pinned = synchronized { if (closed || arena == null) None else Some(pinCurrent()) }
+    pinned.foreach { pinned =>
       try {
         val started = System.nanoTime()
         val pages = new PinnedPages(pinned)
         val keys = countKeys(pages.names, pages.open)
-        val written = files.writeBase(pinned.snap, pinned.version, pageSize, keys.users)
+        val written = writeBase(pinned, keys.users, urgent)
         synchronized {
           baseIsThere(pinned.version)
+          if ((pinned.arena eq arena) && line.contains(pinned.version)) {
+            pagePoints += pinned.version -> Native.snapEpoch(pinned.snap)
+          }
           basesWritten += 1
           baseBytes += written.bytes
         }
@@ -727,12 +807,21 @@ class QuireStateStoreProvider
   }
 
   override protected def cleanUp(): Unit = maintaining("removing old files") {
-    val (latest, known) = synchronized { (current, line.toSet) }
+    val (latest, known, reach) = synchronized { (current, line.toSet, leaps) }
     if (latest != null) {
       val earliest = latest.number - storeConf.minVersionsToRetain
-      if (earliest > 0) {
-        val removed = files.clean(earliest, v => v.id.isEmpty || known.contains(v))
+      // Behind a base nothing is needed, unless what came after it reaches back beyond it.
+      val base = files.list().filter { file =>
+        file.isBase && file.version.number <= earliest &&
+          (file.version.id.isEmpty || known.contains(file.version)) &&
+          !reach.exists { case (from, to) =>
+            from.number > file.version.number && to < file.version.number
+          }
+      }.lastOption
+      base.foreach { base =>
+        val removed = files.clean(base.version.number)
         if (removed > 0) logInfo(s"Removed $removed old files of $storeId")
+        synchronized { leaps = leaps.filter(_._1.number >= base.version.number) }
       }
     }
   }
@@ -780,13 +869,12 @@ class QuireStateStoreProvider
     var damaged = Vector.empty[Version]
     var failure: Throwable = null
     while (true) {
-      val chain = lineTo(version, folder, v => folder.bases(v) && !damaged.contains(v))
-      val base = chain.head
-      val usable = base.number == 0 || (folder.bases(base) && !damaged.contains(base))
-      if (failure != null && !(usable && mayRepair(base, version))) throw failure
-      if (!usable) throw missing(files.deltaPath(base))
+      val plan = planFor(version, folder, v => folder.bases(v) && !damaged.contains(v))
+      val base = plan.start
+      if (failure != null && !(plan.isWhole && mayRepair(base, version))) throw failure
+      if (!plan.isWhole) throw missing(files.deltaPath(base))
       try {
-        val loaded = loadFrom(chain)
+        val loaded = loadFrom(plan)
         val nanos = System.nanoTime() - started
         logInfo(s"Loaded version $version of $storeId from base $base in ${nanos / 1000000} ms")
         return loaded.copy(
@@ -795,6 +883,8 @@ class QuireStateStoreProvider
         case DamagedBase(e) =>
           logWarning(s"The base of version $base of $storeId cannot be used", e)
           if (failure == null) failure = e
+          // Without a base there is nothing else to begin with.
+          if (base.number == 0) throw failure
           damaged :+= base
       }
     }
@@ -808,9 +898,9 @@ class QuireStateStoreProvider
       throw StateStoreErrors.stateStoreSnapshotFileNotFound(
         files.basePath(base).toString, toString)
     }
-    val chain = lineTo(version, folder, _ == base)
-    if (chain.head != base) throw missing(files.deltaPath(chain.head))
-    try loadFrom(chain) catch { case DamagedBase(e) => throw e }
+    val plan = planFor(version, folder, _ == base)
+    if (plan.start != base) throw missing(files.deltaPath(plan.start))
+    try loadFrom(plan) catch { case DamagedBase(e) => throw e }
   }
 
   private def mayRepair(base: Version, version: Version): Boolean =
@@ -824,7 +914,7 @@ class QuireStateStoreProvider
     val found = files.list()
     val (bases, deltas) = found.partition(_.isBase)
     synchronized { bases.lastOption.foreach(b => highestBase = math.max(highestBase, b.version.number)) }
-    Folder(deltas.map(_.version).toSet, bases.map(_.version).toSet)
+    new Folder(files, deltas, bases)
   }
 
   /**
@@ -845,67 +935,80 @@ class QuireStateStoreProvider
     var line = Vector(version)
     while (line.head.number > 0 && !willDo(line.head) && folder.deltas(line.head)) {
       val at = line.head
-      // Without ids the parent is the version before.
-      val parent =
-        if (at.id.isEmpty) Version(at.number - 1, None)
-        else files.readHeader(files.deltaPath(at)).parent
-      line = parent +: line
+      line = folder.parent(at) +: line
     }
     line
   }
 
-  /** The state that the deltas of a line lead to from the base of its first version. */
-  private def loadFrom(chain: Vector[Version]): Loaded = {
-    val (base, deltas) = (chain.head, chain.tail)
+  /**
+   * What a version is loaded from: back from its file to what that needs, and so on, to a base that
+   * will do or to the empty state.
+   */
+  private def planFor(version: Version, folder: Folder, willDo: Version => Boolean): Plan = {
+    lineTo(version, folder, _ => true) // says what is wrong if there is nothing of it at all
+    var line = Vector(version)
+    var steps = Vector.empty[Step]
+    while (line.head.number > 0 && !willDo(line.head)) {
+      val at = line.head
+      if (!folder.deltas(at)) return Plan(line, steps, isWhole = false)
+      val info = folder.info(at)
+      steps = Step(at, info) +: steps
+      // Pages hold what the files between them and their start did.
+      val until = if (info.kind == FileKinds.Pages) info.since else at.number - 1
+      while (line.head.number > until) {
+        if (!folder.deltas(line.head)) return Plan(line, steps, isWhole = false)
+        line = folder.parent(line.head) +: line
+      }
+    }
+    Plan(line, steps, isWhole = true)
+  }
+
+  /** The state that the files of a plan lead to. */
+  private def loadFrom(plan: Plan): Loaded = {
+    val base = plan.start
     val made =
-      if (base.number == 0) newArena(0)
-      else try loadBase(base) catch { case e: QuireCheckpointException => throw DamagedBase(e) }
+      if (base.number == 0) newArena(plan.steps.headOption.fold(0)(_.info.pageSize))
+      else try bases.load(base, budget) catch { case e: QuireCheckpointException => throw DamagedBase(e) }
     closingOnFailure(() => made.condemn()) {
-      deltas.foreach { delta =>
-        files.read(files.deltaPath(delta)) { (_, payload) => apply(made, payload) }
+      var points = Map(base -> Native.arenaOrigin(made.handle))
+      plan.steps.foreach { step =>
+        val path = files.deltaPath(step.version)
+        if (step.info.kind == FileKinds.Pages) {
+          files.read(path, Set(FrameKinds.Pages)) { (_, payload) =>
+            try applying(payload)(Native.pagesApply(made.handle, _, payload.length))
+            catch {
+              case e: QuireNativeException if e.code == QuireNativeException.Mismatch =>
+                // The base is of another run of its version, or the file is.
+                throw DamagedBase(new QuireCheckpointException(s"$path does not fit version $base: ${e.getMessage}", e))
+            }
+          }
+          Native.arenaCommit(made.handle)
+          points = Map(step.version -> Native.arenaOrigin(made.handle))
+        } else {
+          files.read(path, Set(FrameKinds.Records)) { (_, payload) =>
+            applying(payload)(Native.deltaApply(made.handle, _, payload.length))
+          }
+        }
       }
       Native.arenaCommit(made.handle)
       Loaded(
-        made, chain, if (base.number == 0) None else Some(base),
-        LoadReport(fromFiles = true, deltasReplayed = deltas.size))
+        made, plan.line, if (base.number == 0) None else Some(base), points,
+        plan.steps.collect {
+          case Step(version, info) if info.kind == FileKinds.Pages && info.since < version.number - 1 =>
+            version -> info.since
+        }.toMap,
+        LoadReport(fromFiles = true, deltasReplayed = plan.steps.size))
     }
   }
 
-  private def apply(to: Arena, payload: Array[Byte]): Unit = {
+  private def applying(payload: Array[Byte])(apply: Long => Unit): Unit = {
     val memory = new OffHeap(math.max(payload.length, 8))
     try {
       Platform.copyMemory(
         payload, Platform.BYTE_ARRAY_OFFSET, null, memory.address, payload.length)
-      Native.deltaApply(to.handle, memory.address, payload.length)
+      apply(memory.address)
     } finally {
       memory.close()
-    }
-  }
-
-  private def loadBase(base: Version): Arena = {
-    val path = files.basePath(base)
-    val image = new OffHeap(1 << 20)
-    try {
-      var count = 0L
-      val header = files.read(path) { (_, frame) =>
-        val to = image.reserve(count + frame.length) + count
-        Platform.copyMemory(frame, Platform.BYTE_ARRAY_OFFSET, null, to, frame.length)
-        count += frame.length
-      }
-      val made = newArena(header.pageSize)
-      var done = false
-      try {
-        Native.imageLoad(made.handle, image.address, count, path.toString)
-        done = true
-        made
-      } catch {
-        case e: QuireNativeException if e.code == QuireNativeException.Corrupt =>
-          throw new QuireCheckpointException(e.getMessage, e)
-      } finally {
-        if (!done) made.condemn()
-      }
-    } finally {
-      image.close()
     }
   }
 }
@@ -948,10 +1051,37 @@ private[spark] object QuireStateStoreProvider {
   }
 
   /** A version read from its checkpoint, in an arena that nobody else uses yet. */
-  case class Loaded(arena: Arena, line: Vector[Version], base: Option[Version], report: LoadReport)
+  case class Loaded(
+      arena: Arena,
+      line: Vector[Version],
+      base: Option[Version],
+      pagePoints: Map[Version, Long],
+      leaps: Map[Version, Long],
+      report: LoadReport)
 
-  /** What a store's folder has. */
-  case class Folder(deltas: Set[Version], bases: Set[Version])
+  /** A commit's file that has to be read. */
+  case class Step(version: Version, info: CommitInfo)
+
+  /** The versions that lead to one, the oldest first, and the files to read; not whole if one lacks. */
+  case class Plan(line: Vector[Version], steps: Vector[Step], isWhole: Boolean) {
+    def start: Version = line.head
+  }
+
+  /** What a store's folder has, at one moment. */
+  class Folder(files: CheckpointFiles, commits: Seq[CheckpointFile], baseFiles: Seq[CheckpointFile]) {
+    private val byVersion = commits.map(file => file.version -> file).toMap
+    private val infos = mutable.Map.empty[Version, CommitInfo]
+    val bases: Set[Version] = baseFiles.map(_.version).toSet
+    def deltas(version: Version): Boolean = byVersion.contains(version)
+    def info(version: Version): CommitInfo =
+      infos.getOrElseUpdate(version, files.readInfo(byVersion(version)))
+    /** Without ids it is the version before. */
+    def parent(version: Version): Version =
+      if (version.id.isEmpty) Version(version.number - 1, None) else info(version).parent
+  }
+
+  /** That what changed takes more bytes as records than it may. */
+  private object TooLong extends scala.util.control.ControlThrowable
 
   /** That the base itself is to blame, so that an older one may do. */
   case class DamagedBase(cause: QuireCheckpointException) extends Exception(cause)

@@ -3,6 +3,7 @@
 QUIRE_TEST_PROVIDER  another provider class to test in Quire's place; no jar is then built or loaded.
 QUIRE_TEST_SEED      the seed of all random input, printed; a number, or "random" for one never tried before.
                      Without it 0 or 1: known input, so that a run is red for what changed in the code.
+QUIRE_TEST_MODE      the checkpoint mode that queries have which do not choose one.
 """
 
 import contextlib
@@ -43,6 +44,7 @@ def _seed() -> int:
 SEED = _seed()
 
 STORE = "spark.sql.streaming.stateStore."
+MODE = STORE + "quire.checkpointMode"
 SCHEMA = "id LONG, key STRING, other LONG, value LONG, word STRING, ts TIMESTAMP"
 
 MAINTENANCE = 1
@@ -66,6 +68,7 @@ BASE = {
     # Few deltas before a base, so that short tests see bases too.
     STORE + "minDeltasForSnapshot": "3",
     STORE + "rocksdb.changelogCheckpointing.enabled": "true",
+    **({MODE: os.environ["QUIRE_TEST_MODE"]} if "QUIRE_TEST_MODE" in os.environ else {}),
 }
 
 

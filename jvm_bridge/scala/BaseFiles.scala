@@ -1,0 +1,297 @@
+package io.quire.spark
+
+import java.io.{ByteArrayOutputStream, DataOutputStream, IOException, OutputStream}
+import java.nio.{ByteBuffer, ByteOrder}
+import java.nio.charset.StandardCharsets.UTF_8
+import java.util.UUID
+
+import org.apache.hadoop.fs.Path
+
+import org.apache.spark.unsafe.Platform
+
+/** A part of a base: a file of its own, named in the base. */
+private[spark] case class BasePart(name: String, bytes: Long)
+
+/** What a base says of its parts. The image's pieces go to them by turns, `pieceBytes` each. */
+private[spark] case class BaseParts(imageBytes: Long, pieceBytes: Int, parts: Seq[BasePart]) {
+
+  /** Whether the one part is the image as it is, to be mapped. */
+  def isMapped: Boolean = parts.size == 1 && parts.head.name.endsWith("." + BaseFiles.ImageSuffix)
+
+  def encode(): Array[Byte] = {
+    val names = parts.map(_.name.getBytes(UTF_8))
+    val out = ByteBuffer.allocate(16 + names.map(_.length + 10).sum).order(ByteOrder.LITTLE_ENDIAN)
+    out.putInt(parts.size).putLong(imageBytes).putInt(pieceBytes)
+    parts.zip(names).foreach { case (part, name) =>
+      out.putShort(name.length.toShort).put(name).putLong(part.bytes)
+    }
+    out.array()
+  }
+}
+
+private[spark] object BaseParts {
+  def decode(bytes: Array[Byte]): BaseParts = {
+    val in = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN)
+    try {
+      val (count, imageBytes, pieceBytes) = (in.getInt(), in.getLong(), in.getInt())
+      if (count < 1 || imageBytes < 1 || pieceBytes < 1) throw new IOException("its parts make no sense")
+      val parts = Seq.fill(count) {
+        val name = new Array[Byte](in.getShort() & 0xffff)
+        in.get(name)
+        val text = new String(name, UTF_8)
+        if (text.contains('/')) throw new IOException(s"a part named $text")
+        BasePart(text, in.getLong())
+      }
+      BaseParts(imageBytes, pieceBytes, parts)
+    } catch {
+      case _: java.nio.BufferUnderflowException => throw new IOException("its list of parts is too short")
+    }
+  }
+}
+
+/**
+ * Whole states as files: in one, in several that are written and read in parallel, or as an image
+ * that is mapped (docs/checkpoint.md, "Bases").
+ */
+private[spark] class BaseFiles(files: CheckpointFiles) {
+  import BaseFiles._
+
+  /**
+   * Writes a snapshot as the base of a version. The file that names the others comes last.
+   *
+   * @param stateBytes about how long the image will be
+   * @param mapped     whether it is to be mapped by whoever loads it, if the disk is a local one
+   * @param urgent     whether somebody waits for it
+   */
+  def write(
+      snap: Long,
+      version: Version,
+      pageSize: Int,
+      keys: Long,
+      stateBytes: Long,
+      mapped: Boolean,
+      urgent: Boolean,
+      isCancelled: () => Boolean): Written = {
+    def check(): Unit = if (isCancelled()) throw new IOException("the store was unloaded meanwhile")
+    val token = UUID.randomUUID().toString.substring(0, 8)
+    if (mapped && files.local(files.folder).isDefined) {
+      val part = BasePart(s"${version.name}.$token.$ImageSuffix", 0)
+      writeImage(snap, part, urgent, check _) match {
+        case (bytes, written) =>
+          withParts(version, pageSize, keys, BaseParts(bytes, PieceBytes, Seq(part.copy(bytes = bytes))), written)
+      }
+    } else if (stateBytes < PartsFromBytes) {
+      files.writeFile(files.basePath(version), files.header(FileKinds.Base, version, version, pageSize), keys) { file =>
+        val pieces = new Pieces(piece => IoService.gently(urgent) {
+          check()
+          file.frame(FrameKinds.Image, piece)
+        })
+        Native.imageWrite(snap, pieces)
+        pieces.end()
+        0
+      }
+    } else {
+      val names = (0 until PartCount).map(n => s"${version.name}.$token.$n.$PartSuffix")
+      val (imageBytes, written) = writeParts(snap, version, pageSize, names, urgent, check _)
+      withParts(version, pageSize, keys,
+        BaseParts(imageBytes, PieceBytes, names.zip(written).map { case (name, w) => BasePart(name, w.bytes) }),
+        written.reduce(_ + _))
+    }
+  }
+
+  private def withParts(
+      version: Version, pageSize: Int, keys: Long, parts: BaseParts, written: Written): Written =
+    written + files.writeFile(
+      files.basePath(version), files.header(FileKinds.Base, version, version, pageSize), keys) { file =>
+      file.frame(FrameKinds.Parts, parts.encode())
+      0
+    }
+
+  private def writeImage(
+      snap: Long, part: BasePart, urgent: Boolean, check: () => Unit): (Long, Written) = {
+    var bytes = 0L
+    files.writing(new Path(files.folder, part.name)) { out =>
+      val pieces = new Pieces(piece => IoService.gently(urgent) {
+        check()
+        out.write(piece)
+        bytes += piece.length
+      })
+      Native.imageWrite(snap, pieces)
+      pieces.end()
+    }
+    (bytes, Written(bytes, bytes))
+  }
+
+  private def writeParts(
+      snap: Long,
+      version: Version,
+      pageSize: Int,
+      names: Seq[String],
+      urgent: Boolean,
+      check: () => Unit): (Long, Seq[Written]) = {
+    val header = files.header(FileKinds.Part, version, version, pageSize)
+    val open = new scala.collection.mutable.ArrayBuffer[PartWriter]()
+    var done = false
+    try {
+      names.foreach(name => open += new PartWriter(files, new Path(files.folder, name), header, urgent))
+      var count = 0
+      var bytes = 0L
+      val pieces = new Pieces({ piece =>
+        check()
+        open(count % open.size).add(piece)
+        count += 1
+        bytes += piece.length
+      })
+      Native.imageWrite(snap, pieces)
+      pieces.end()
+      open.foreach(_.await())
+      IoService.all(open.toSeq.map(part => () => part.end()))
+      done = true
+      (bytes, open.toSeq.map(_.written))
+    } finally {
+      if (!done) open.foreach(_.cancel())
+    }
+  }
+
+  /**
+   * The arena of a base.
+   *
+   * @param open makes room for an image of so many bytes under a name
+   */
+  def load(base: Version, budget: Long): Arena = {
+    val path = files.basePath(base)
+    val inline = new OffHeap(1 << 20)
+    try {
+      var count = 0L
+      var parts: Option[BaseParts] = None
+      files.read(path, Set(FrameKinds.Image, FrameKinds.Parts)) { (kind, frame) =>
+        if (kind == FrameKinds.Parts) {
+          parts = Some(BaseParts.decode(frame))
+        } else {
+          val to = inline.reserve(count + frame.length) + count
+          Platform.copyMemory(frame, Platform.BYTE_ARRAY_OFFSET, null, to, frame.length)
+          count += frame.length
+        }
+      }
+      parts match {
+        case None => image(budget, path, count) { room =>
+          Platform.copyMemory(null, inline.address, null, room, count)
+        }
+        case Some(named) if named.isMapped => mapped(budget, new Path(files.folder, named.parts.head.name))
+        case Some(named) => image(budget, path, named.imageBytes) { room => readParts(base, named, room) }
+      }
+    } finally {
+      inline.close()
+    }
+  }
+
+  private def mapped(budget: Long, path: Path): Arena = files.local(path) match {
+    case Some(file) => corrupt(path)(new Arena(Native.imageMap(budget, file.toString)))
+    case None =>
+      // Written on a local disk and copied to another: read it like any other.
+      val image = files.readWhole(path)
+      this.image(budget, path, image.length) { room =>
+        Platform.copyMemory(image, Platform.BYTE_ARRAY_OFFSET, null, room, image.length)
+      }
+  }
+
+  private def image(budget: Long, path: Path, bytes: Long)(fill: Long => Unit): Arena = corrupt(path) {
+    val begun = Native.imageBegin(budget, bytes, path.toString)
+    var filled = false
+    try {
+      fill(Native.imageRoom(begun))
+      filled = true
+    } finally {
+      if (!filled) Native.imageCancel(begun)
+    }
+    new Arena(Native.imageEnd(begun))
+  }
+
+  private def corrupt[T](path: Path)(body: => T): T =
+    try {
+      body
+    } catch {
+      case e: QuireNativeException
+          if e.code == QuireNativeException.Corrupt || e.code == QuireNativeException.NotFound =>
+        throw new QuireCheckpointException(s"$path cannot be read: ${e.getMessage}", e)
+    }
+
+  private def readParts(base: Version, named: BaseParts, room: Long): Unit = {
+    val count = named.parts.size
+    IoService.all(named.parts.zipWithIndex.map { case (part, n) =>
+      () => {
+        val path = new Path(files.folder, part.name)
+        var piece = n.toLong
+        files.read(path, Set(FrameKinds.Image)) { (_, frame) =>
+          val at = piece * named.pieceBytes
+          val wanted = math.min(named.pieceBytes.toLong, named.imageBytes - at)
+          if (frame.length != wanted) {
+            throw new IOException(s"piece $piece has ${frame.length} bytes, not $wanted")
+          }
+          Platform.copyMemory(frame, Platform.BYTE_ARRAY_OFFSET, null, room + at, frame.length)
+          piece += count
+        }
+        if (piece * named.pieceBytes < named.imageBytes) {
+          throw new QuireCheckpointException(s"$path cannot be read: it ends before piece $piece")
+        }
+      }
+    })
+  }
+}
+
+private[spark] object BaseFiles {
+  val PartSuffix = "qpart"
+  val ImageSuffix = "qimage"
+  /** An image is cut into pieces of this size. */
+  val PieceBytes: Int = 1 << 20
+  /** Images from this size on are written in parts. */
+  private val PartsFromBytes = 32L << 20
+  private val PartCount = 4
+
+  /** Gathers the small writes of an image into pieces. */
+  private final class Pieces(take: Array[Byte] => Unit) extends ByteSink {
+    private var piece = new Array[Byte](PieceBytes)
+    private var count = 0
+
+    override def write(address: Long, bytes: Long): Unit = {
+      var done = 0L
+      while (done < bytes) {
+        val some = math.min(bytes - done, PieceBytes - count).toInt
+        Platform.copyMemory(null, address + done, piece, Platform.BYTE_ARRAY_OFFSET + count, some)
+        count += some
+        done += some
+        if (count == PieceBytes) {
+          take(piece)
+          piece = new Array[Byte](PieceBytes)
+          count = 0
+        }
+      }
+    }
+
+    def end(): Unit = if (count > 0) take(java.util.Arrays.copyOf(piece, count))
+  }
+
+  /** One part: packed and written by the service's threads. */
+  private final class PartWriter(files: CheckpointFiles, path: Path, header: Array[Byte], urgent: Boolean) {
+    private val out = files.create(path)
+    private val file = new FrameWriter(out, files.codec())
+    private val line = new IoService.Line(urgent)
+    file.raw(header)
+
+    def add(piece: Array[Byte]): Unit = line.add(piece.length)(file.frame(FrameKinds.Image, piece))
+    def await(): Unit = line.await()
+
+    def end(): Unit = {
+      file.end(0, 0)
+      out.flush()
+      out.close()
+    }
+
+    def written: Written = Written(file.bytes, file.rawBytes)
+
+    def cancel(): Unit = {
+      try line.await() catch { case _: Throwable => }
+      out.cancel()
+    }
+  }
+}
