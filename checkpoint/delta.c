@@ -20,7 +20,8 @@
 /* Shorter values are written whole: a patch would save little, and costs a look-up of the old value when it is applied. */
 #define PATCHED_BYTES_MIN (32u + LENGTH_BYTES)
 /* Runs that are closer than this become one: two lengths would take about as much as the bytes between. */
-#define PATCH_GAP_BYTES 4u
+#define PATCH_GAP_BYTES   4u
+#define PATCH_CHECK_BYTES 2u
 
 typedef struct {
     quire_delta_sink sink;
@@ -44,6 +45,22 @@ static size_t varint_put(uint8_t *bytes, uint64_t value) {
     }
     bytes[count++] = (uint8_t)value;
     return count;
+}
+
+/* Tells apart values that a patch might be applied to by mistake, at the price of adding up their words. */
+static uint16_t patch_check_of(const uint8_t *value, size_t count) {
+    uint64_t sum = count, word = 0;
+    size_t at = 0;
+    for (; at + 8 <= count; at += 8) {
+        memcpy(&word, value + at, 8);
+        sum += word;
+    }
+    if (at < count) {
+        word = 0;
+        memcpy(&word, value + at, count - at);
+        sum += word;
+    }
+    return (uint16_t)(sum * 0x9E3779B97F4A7C15u >> 48);
 }
 
 static int payload_flush(delta_writer *writer) {
@@ -179,12 +196,17 @@ static bool patch_make(patch_maker *maker, const uint8_t *older, size_t older_by
 
 /* The value as what changed in it, if that saves a quarter of its bytes; *written says whether it does. */
 static int patch_write(delta_writer *writer, const quire_change *change, bool *written) {
+    const uint8_t *older = writer->older_values.bytes + LENGTH_BYTES;
+    size_t older_bytes = writer->older_values.count - LENGTH_BYTES;
     size_t newer_bytes = change->values_bytes - LENGTH_BYTES;
-    patch_maker maker = {.newer = change->values + LENGTH_BYTES, .bytes_max = newer_bytes - newer_bytes / 4};
+    patch_maker maker = {.newer = change->values + LENGTH_BYTES,
+                         .patch_bytes = PATCH_CHECK_BYTES,
+                         .bytes_max = newer_bytes - newer_bytes / 4};
     QUIRE_TRY(quire_buffer_grow(&writer->patch, maker.bytes_max));
     maker.patch = writer->patch.own;
-    *written = patch_make(&maker, writer->older_values.bytes + LENGTH_BYTES, writer->older_values.count - LENGTH_BYTES,
-                          newer_bytes);
+    uint16_t check = patch_check_of(older, older_bytes);
+    memcpy(maker.patch, &check, PATCH_CHECK_BYTES);
+    *written = patch_make(&maker, older, older_bytes, newer_bytes);
     return *written ? record_write(writer, &(quire_delta_record){.op = QUIRE_DELTA_PATCH,
                                                                  .key = change->key,
                                                                  .key_bytes = change->key_bytes,
@@ -461,9 +483,16 @@ static int patch_run_get(quire_delta_reader *patch, uint64_t *kept, const uint8_
     return bytes_get(patch, count, run, run_bytes);
 }
 
+static quire_delta_reader patch_runs(const quire_delta_record *record) {
+    return (quire_delta_reader){record->value + PATCH_CHECK_BYTES, record->value + record->value_bytes};
+}
+
 /* The runs lie within the new value. */
 static int patch_check(const quire_delta_record *record) {
-    quire_delta_reader patch = {record->value, record->value + record->value_bytes};
+    if (record->value_bytes < PATCH_CHECK_BYTES) {
+        return bad_record("its patch has no check");
+    }
+    quire_delta_reader patch = patch_runs(record);
     uint64_t left = record->patched_bytes;
     while (patch.next != patch.end) {
         uint64_t kept;
@@ -612,8 +641,13 @@ static int patch_keep(older_value older, size_t at, size_t count, uint8_t *value
 
 /* The value that a patch makes of the older one, to value->own. quire_delta_next has seen to it that the runs lie within the new value. */
 static int patch_apply(const quire_delta_record *record, older_value older, quire_buffer *value) {
-    quire_delta_reader patch = {record->value, record->value + record->value_bytes};
+    quire_delta_reader patch = patch_runs(record);
     size_t value_bytes = record->patched_bytes, at = 0;
+    uint16_t check;
+    memcpy(&check, record->value, PATCH_CHECK_BYTES);
+    if (check != patch_check_of(older.bytes, older.count)) {
+        return bad_record("its patch was made from another value than the key has");
+    }
     if (value_bytes > older.count && value_bytes - older.count > record->value_bytes) {
         return bad_record("its patch keeps more bytes than the old value has");
     }

@@ -10,13 +10,16 @@
  *             u8 4  put all  varint key bytes, varint bytes of values, varint count, key, values: each a u32 length and its bytes
  *             u8 5  remove   varint key bytes, key
  *             u8 6  append   as put all: the values come behind those that the key has, if any
- *             u8 7  patch    varint key bytes, varint bytes of the new value, varint patch bytes, key, patch: the key has one value, which is
- *                            replaced by another one: the old bytes at the same places but for those of the patch, a row of runs, each
- *                            varint bytes kept since the run before, varint count (not 0), count new bytes
+ *             u8 7  patch    varint key bytes, varint bytes of the new value, varint patch bytes, key, patch: the key's one value is replaced
+ *                            by another one: the old bytes at the same places but for some runs. A patch is a u16 check of the
+ *                            old value and the runs, each varint bytes kept since the run before, varint count (not 0), count new bytes;
+ *                            what lies behind the last is kept. The check: the sum of the old value's u64 words, the last
+ *                            filled up with zeros, and its length, times 0x9E3779B97F4A7C15, modulo 2^64; the top 16 bits.
  *             A varint has 7 bits a byte, the lowest first, the top bit set on all but the last.
  *
  * Invariants  I1 a key occurs at most once in the payloads of one delta; drops of a family come before its records.
- *             I2 a patch is applied to the value that it was made from: to the state that the delta starts from.
+ *             I2 a patch is applied to the value that it was made from. A delta is applied to the state that it starts from; where two
+ *                writers made different states of one version, the check tells.
  * Ownership   The sink's bytes live until it returns. A reader's bytes point into its payload.
  * Threads     Writing: as quire_kv_changes, on a live arena by the writer. Applying: the writer. Reading: any.
  * Errors      QUIRE_E_CORRUPT for a payload that does not decode; what came before the bad record has been applied then, so the
@@ -56,7 +59,7 @@ typedef struct {
     uint32_t kind;      /* of a family */
     const uint8_t *key; /* or the family's name */
     size_t key_bytes;
-    const uint8_t *value; /* several values with their lengths; of a patch, its runs */
+    const uint8_t *value; /* several values with their lengths; of a patch, its bytes */
     size_t value_bytes;
     uint64_t value_count;
     uint64_t patched_bytes; /* of the value that a patch leads to */

@@ -187,8 +187,8 @@ def _record(found: Any, family: Record | None) -> Record:
 
 
 def _pieces(patch: bytes) -> tuple[tuple[int, bytes], ...]:
-    """The runs of a patch that quire_delta_next has found good."""
-    pieces, place, next = [], 0, 0
+    """The runs of a patch that quire_delta_next has found good, behind its check of two bytes."""
+    pieces, place, next = [], 0, 2
     while next < len(patch):
         kept, next = _varint(patch, next)
         count, next = _varint(patch, next)

@@ -396,7 +396,7 @@ def saves(older, newer):
             joined[-1] = (joined[-1][0], end)
         else:
             joined.append((start, end))
-    size = done = 0
+    size, done = 2, 0
     for start, end in joined:
         size += varint_bytes(start - done) + varint_bytes(end - start) + end - start
         done = end
@@ -498,7 +498,20 @@ def head(op, name, kind=1):
     return bytes([op, kind]) + len(name).to_bytes(2, "little") + name
 
 
+def check_of(older):
+    """What a patch says of the value that it was made from; by docs/format.md."""
+    words = older + bytes(-len(older) % 8)
+    total = sum(int.from_bytes(words[at : at + 8], "little") for at in range(0, len(words), 8))
+    return ((total + len(older)) * 0x9E3779B97F4A7C15 % 2**64 >> 48).to_bytes(2, "little")
+
+
+def patch(count, runs, check=None):
+    patch = (check or check_of(b"abc")) + runs
+    return bytes([7, 1, count, len(patch)]) + b"k" + patch
+
+
 FAMILY = head(1, b"f")
+OLD = b"\x03\x01\x03kabc"
 
 
 @pytest.mark.parametrize(
@@ -508,12 +521,16 @@ FAMILY = head(1, b"f")
         (b"\x05\x00", "belongs to no family"),
         (FAMILY + head(2, b"f") + b"\x05\x00", "belongs to no family"),
         (b"\x08", "kind is unknown"),
-        (b"\x07\x01\x01\x00k", "belongs to no family"),
-        (FAMILY + b"\x07\x01\x01\x00k", "not there"),
-        (FAMILY + b"\x03\x01\x03kabc\x07\x01\x04\x00k", "more bytes than the old value has"),
-        (FAMILY + b"\x03\x01\x03kabc\x07\x01\x05\x03k\x04\x01x", "more bytes than the old value has"),
-        (FAMILY + b"\x03\x01\x03kabc\x07\x01\x06\x03k\x03\x01x", "more bytes than the old value has"),
-        (FAMILY + b"\x03\x01\x03kabc\x07\x01" + b"\xff" * 9 + b"\x01\x03k\x03\x01x", "than the old value has"),
+        (patch(1, b""), "belongs to no family"),
+        (FAMILY + patch(1, b""), "not there"),
+        (FAMILY + OLD + patch(3, b"", check_of(b"abd")), "another value than the key has"),
+        (FAMILY + OLD + patch(4, b""), "more bytes than the old value has"),
+        (FAMILY + OLD + patch(5, b"\x04\x01x"), "more bytes than the old value has"),
+        (FAMILY + OLD + patch(6, b"\x03\x01x"), "more bytes than the old value has"),
+        (
+            FAMILY + OLD + b"\x07\x01" + b"\xff" * 9 + b"\x01\x05k" + check_of(b"abc") + b"\x03\x01x",
+            "the old value has",
+        ),
         (b"\x06\x00\x05\x01\x01\0\0\0v", "belongs to no family"),
         (FAMILY + b"\x06\x01\x05\x02k\x01\0\0\0v", "not as many"),
         (b"\x00", "kind is unknown"),
@@ -534,17 +551,19 @@ FAMILY = head(1, b"f")
         (FAMILY + b"\x04\x01\x05\x02k\x01\0\0\0v", "not as many"),
         (FAMILY + b"\x04\x01\x00\x00k", "not as many"),
         (FAMILY + b"\x07\x01\x05", "length does not end"),
-        (FAMILY + b"\x07\x01\x05\x04k\x00\x01x", "longer than what is left"),
-        (FAMILY + b"\x07\x01\x05\x01k\x00", "length does not end"),
-        (FAMILY + b"\x07\x01\x05\x03k\x00\x02x", "longer than what is left"),
-        (FAMILY + b"\x07\x01\x05\x02k\x01\x00", "run of its patch is empty"),
-        (FAMILY + b"\x07\x01\x05\x03k\x05\x01x", "over the end of the value"),
-        (FAMILY + b"\x07\x01\x04\x07k\x00\x05abcde", "over the end of the value"),
-        (FAMILY + b"\x07\x01\x05\x0ck" + b"\xff" * 9 + b"\x01\x01x", "over the end of the value"),
+        (FAMILY + patch(5, b"\x00\x01x")[:-1], "longer than what is left"),
+        (FAMILY + b"\x07\x01\x05\x01k\x00", "no check"),
+        (FAMILY + patch(5, b"\x00"), "length does not end"),
+        (FAMILY + patch(5, b"\x00\x02x"), "longer than what is left"),
+        (FAMILY + patch(5, b"\x01\x00"), "run of its patch is empty"),
+        (FAMILY + patch(5, b"\x05\x01x"), "over the end of the value"),
+        (FAMILY + patch(4, b"\x00\x05abcde"), "over the end of the value"),
+        (FAMILY + patch(5, b"\xff" * 9 + b"\x01\x01x"), "over the end of the value"),
     ],
 )
 def test_records_that_make_no_sense(pm, payload, message):
-    if "not there" not in message and "the old value has" not in message:  # which a reader of records does not know
+    # What the arena holds is not known to a reader of records.
+    if "not there" not in message and "value has" not in message and "key has" not in message:
         with pytest.raises(quire.CorruptError, match=message):
             list(delta.records(payload))
     with pytest.raises(quire.CorruptError, match=message):
