@@ -465,6 +465,19 @@ def test_what_patches_say(pm):
         records[b"2"].patch.apply(value[:-1])
 
 
+def test_the_patch_shown_in_the_format_page(pm, source_root):
+    value = bytearray(40)
+    value[8], value[24] = 1, 2
+    family = pm.map("f")
+    family[b"k"] = bytes(40)
+    pm.commit()
+    with pm.snapshot() as older:
+        family[b"k"] = bytes(value)
+        (payload,) = delta.write(pm, older)
+    shown = payload[len(FAMILY) :].hex(" ")
+    assert f"\n{shown}\n" in (source_root / "docs/format.md").read_text()
+
+
 def test_several_values_are_written_whole(pm):
     users = pm.map("users")
     for key in (b"one", b"two"):
