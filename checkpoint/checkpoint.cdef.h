@@ -74,6 +74,7 @@ typedef enum {
     QUIRE_DELTA_PUT_ALL = 4,
     QUIRE_DELTA_REMOVE = 5,
     QUIRE_DELTA_APPEND = 6,
+    QUIRE_DELTA_PATCH = 7,
 } quire_delta_op;
 
 typedef struct {
@@ -88,6 +89,7 @@ typedef struct {
     const uint8_t *value;
     size_t value_bytes;
     uint64_t value_count;
+    uint64_t patched_bytes;
 } quire_delta_record;
 int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record);
 

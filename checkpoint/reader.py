@@ -17,7 +17,7 @@ from quire._native import lib
 from quire.checkpoint import container, delta
 from quire.checkpoint.codecs import decompress
 from quire.checkpoint.container import CheckpointFile, FileHeader, FileKind, FrameKind
-from quire.checkpoint.delta import Record
+from quire.checkpoint.delta import Op, Record
 from quire.checkpoint.storage import Storage, faults, join, retrying, storage_for
 from quire.pagemgr.errors import (
     CorruptError,
@@ -405,7 +405,10 @@ class Store:
         return made
 
     def changes(self, version: int | None = None, id: str | None = None) -> list[Record]:
-        """What a version's delta says; ``NotFoundError`` for a version that is there as a base alone."""
+        """What a version's delta says; ``NotFoundError`` for a version that is there as a base alone.
+
+        Values are whole: where the file has only what is new in some, the version's state is loaded for the rest.
+        """
         return steadily(lambda: self._changes(version, id))
 
     def _changes(self, version: int | None, id: str | None) -> list[Record]:
@@ -413,12 +416,22 @@ class Store:
         wanted = self._resolve(listing, version, id)
         if wanted not in listing.deltas:
             raise NotFoundError(f"{self.location} has no delta of version {wanted}, which starts a line of its own")
-        return self.records(listing.deltas[wanted], self.read(listing.deltas[wanted]))
+        found = self.records(listing.deltas[wanted], self.read(listing.deltas[wanted]))
+        if all(record.op != Op.PATCH for record in found):
+            return found
+        with self.load_line(next(self.lines_in(listing, wanted))) as state:
+            return [_whole(record, state) if record.op == Op.PATCH else record for record in found]
 
     def records(self, file: StoredFile, found: CheckpointFile) -> list[Record]:
-        """The records of a delta that was read."""
+        """The records of a delta that was read, as they are in it."""
         with self._naming(file):
             return [record for frame in found.frames for record in delta.records(frame.data)]
+
+
+def _whole(patch: Record, state: PageManager) -> Record:
+    """A patch as a put of the value that the state has, which is the state after it: a delta names a key once."""
+    family = state.ordered_map(patch.family) if patch.ordered else state.map(patch.family)
+    return Record(Op.PUT, patch.family, patch.ordered, patch.key, (family[patch.key],))
 
 
 def _store_of(header: FileHeader) -> StoreId:

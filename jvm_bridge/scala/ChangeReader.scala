@@ -1,5 +1,7 @@
 package io.quire.spark
 
+import scala.collection.mutable
+
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state.RecordType
 import org.apache.spark.sql.execution.streaming.state.quire.ChangeIterator
@@ -53,26 +55,38 @@ private[spark] object DeltaRecords {
   val PutAll = 4
   val Remove = 5
   val Append = 6
+  val Patch = 7
 }
 
 /**
  * What changed in one column family from version to version, for the state data source.
  *
  * A key whose values are replaced by several shows as a put of the first and an append of each
- * other one.
+ * other one. A patch shows as a put of the whole value, which is in the state of its version: the
+ * state of the first version with a patch is loaded, and goes along from there.
+ *
+ * @param load the state of a version, in an arena that nobody else uses
+ * @param replay does to a state what a payload says
  */
 private[spark] class ChangeReader(
-    files: CheckpointFiles, versions: Seq[Version], format: FamilyFormat) extends ChangeIterator {
+    files: CheckpointFiles,
+    versions: Seq[Version],
+    format: FamilyFormat,
+    load: Version => Arena,
+    replay: (Arena, Array[Byte]) => Unit) extends ChangeIterator {
 
   private type Change = (RecordType.Value, UnsafeRow, UnsafeRow, Long)
   private var left = versions
   private var changes: Iterator[Change] = Iterator.empty
   private val encoders = format.borrow()
+  /** Of the last version read, once there was a patch. */
+  private var state: Option[Arena] = None
 
   override protected def getNext(): Change = {
     while (!changes.hasNext && left.nonEmpty) {
       changes = changesOf(left.head)
       left = left.tail
+      if (left.isEmpty) dropState()
     }
     if (changes.hasNext) {
       changes.next()
@@ -82,10 +96,20 @@ private[spark] class ChangeReader(
     }
   }
 
-  override protected def close(): Unit = format.giveBack(encoders)
+  override protected def close(): Unit = {
+    dropState()
+    format.giveBack(encoders)
+  }
+
+  private def dropState(): Unit = {
+    state.foreach(_.condemn())
+    state = None
+  }
 
   private def changesOf(version: Version): Iterator[Change] = {
-    val found = Iterator.newBuilder[Change]
+    val found = new mutable.ArrayBuffer[Change]()
+    /** Where in `found` a value is missing, and its key. */
+    val patched = new mutable.ArrayBuffer[(Int, Array[Byte])]()
     files.read(files.deltaPath(version)) { (_, payload) =>
       val records = new DeltaRecords(payload)
       try {
@@ -96,6 +120,9 @@ private[spark] class ChangeReader(
             case DeltaRecords.Drop => ours = false
             case DeltaRecords.Remove if ours =>
               found += ((RecordType.DELETE_RECORD, key(records), null, version.number - 1))
+            case DeltaRecords.Patch if ours =>
+              patched += ((found.size, records.key))
+              found += ((RecordType.PUT_RECORD, key(records), null, version.number - 1))
             case _ if ours =>
               val appended = records.op == DeltaRecords.Append
               records.values.zipWithIndex.foreach { case (value, i) =>
@@ -109,8 +136,37 @@ private[spark] class ChangeReader(
       } finally {
         records.close()
       }
+      state.foreach(replay(_, payload))
     }
-    found.result()
+    if (patched.nonEmpty) {
+      if (state.isEmpty) state = Some(load(version))
+      val values = valuesIn(state.get, patched.map(_._2).toSeq)
+      patched.zip(values).foreach { case ((at, _), value) =>
+        found(at) = found(at).copy(_3 = valueRow(value))
+      }
+    }
+    found.iterator
+  }
+
+  /** The values that the family has of these keys, each of which it has. */
+  private def valuesIn(arena: Arena, keys: Seq[Array[Byte]]): Seq[Array[Byte]] = {
+    val family = Native.familyOpen(arena.handle, format.name, format.ordered)
+    val memory = new OffHeap(64)
+    val span = new OffHeap(16)
+    try {
+      keys.map { key =>
+        memory.reserve(key.length)
+        Platform.copyMemory(key, Platform.BYTE_ARRAY_OFFSET, null, memory.address, key.length)
+        if (!Native.get(family, memory.address, key.length, span.address)) {
+          throw new IllegalStateException(s"a key that was changed in ${files.folder} has no value")
+        }
+        OffHeap.toHeap(span.long(0), span.long(1).toInt)
+      }
+    } finally {
+      span.close()
+      memory.close()
+      Native.familyClose(family)
+    }
   }
 
   private def key(records: DeltaRecords): UnsafeRow = {

@@ -252,7 +252,7 @@ class QuireStateStoreProvider
     val end = wantedVersion(endVersion, endVersionStateStoreCkptId)
     val versions = lineTo(end, look(), _.number <= startVersion).filter(_.number >= startVersion)
     val name = colFamilyNameOpt.getOrElse(StateStore.DEFAULT_COL_FAMILY_NAME)
-    new ChangeReader(files, versions, format(name))
+    new ChangeReader(files, versions, format(name), version => loading(load(version).arena), apply)
   }
 
   private def wantedVersion(number: Long, id: Option[String]): Version = {

@@ -170,6 +170,32 @@ def test_changes_are_those_of_the_delta(tmp_path):
     }
 
 
+@pytest.mark.parametrize("ids", [False, True])
+def test_changes_show_whole_values_where_the_delta_has_parts(tmp_path, ids):
+    with Writer(tmp_path, ids=ids) as writer:
+        for number in range(1, 7):
+            rows = {
+                (family, b"key%d" % key): [b"%0400d" % (number * 1000 + key)]
+                for family in ("default", "sorted")
+                for key in range(number % 3, 5)
+            }
+            writer.commit({**rows, ("default", b"new%d" % number): [b"x" * 400], ("default", b"key0"): [b"a", b"b"]})
+            if number == 3:
+                writer.base()
+    store = Checkpoint(tmp_path).store()
+    for version, expected in writer.states.items():
+        if version.number == 0:
+            continue
+        file = store.listing().deltas[version]
+        written = {(r.family, r.key): r for r in store.records(file, store.read(file)) if r.key}
+        assert any(record.op == delta.Op.PATCH for record in written.values()) == (version.number > 1)
+        found = {(r.family, r.key): r for r in store.changes(version.number) if r.key}
+        assert found.keys() == written.keys()
+        for (family, key), record in found.items():
+            assert record.op in (delta.Op.PUT, delta.Op.PUT_ALL)
+            assert list(record.values) == expected[family][key]
+
+
 def test_the_newest_base_is_taken(tmp_path):
     writer = sample(tmp_path)
     store = Checkpoint(tmp_path).store()
