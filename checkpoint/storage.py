@@ -36,6 +36,10 @@ HDFS_RPC_PORTS = {8020, 9000, 9820}
 WEBHDFS_READ_BYTES = 1 << 20
 WEBHDFS_TIMEOUT_SECONDS = (10, 60)  # to connect, to wait for bytes
 WEBHDFS_TRANSIENT = {"RetriableException", "StandbyException", "SafeModeException"}
+# What a NameNode says before the DataNodes have told it which blocks they hold: "No active (and not excluded) nodes ...".
+WEBHDFS_NO_NODES_YET = re.compile(r"No active .*nodes contain this block")
+# A NameNode goes on for minutes to send clients to a DataNode that has died, and picks one at random each time.
+WEBHDFS_DATA_NODES_TRIED = 8
 HTTP_TRANSIENT = {429, 502, 503, 504}
 
 Result = TypeVar("Result")
@@ -343,6 +347,7 @@ class WebHdfsStorage(Storage):
         self._client = hdfs.InsecureClient(
             url, user or os.environ.get("HADOOP_USER_NAME"), timeout=WEBHDFS_TIMEOUT_SECONDS, session=session
         )
+        self._name_nodes = {urlsplit(each).netloc for each in url.split(";")}
         self._error = hdfs.HdfsError
         self._unreachable = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
         # urllib3's, which requests lets through where a body is read bit by bit.
@@ -371,13 +376,28 @@ class WebHdfsStorage(Storage):
             except self._unreachable as error:
                 raise ConnectionError(f"no answer from the REST interface of HDFS: {error}") from error
 
-        return retrying(explained, self.display(path), self._is_transient)
+        def with_another_node() -> Result:
+            for _ in range(WEBHDFS_DATA_NODES_TRIED - 1):
+                try:
+                    return explained()
+                except ConnectionError as error:
+                    if not self._is_of_data_node(error):
+                        raise
+            return explained()
+
+        return retrying(with_another_node, self.display(path), self._is_transient)
+
+    def _is_of_data_node(self, error: Exception) -> bool:
+        """Whether it was a DataNode, where the NameNode sends for content, that did not answer."""
+        request = getattr(error.__cause__, "request", None)
+        return request is not None and urlsplit(request.url).netloc not in self._name_nodes
 
     def _is_transient(self, error: Exception) -> bool:
         return (
             is_transient(error)
             or isinstance(error, self._broken)
             or getattr(error, "exception", None) in WEBHDFS_TRANSIENT
+            or (isinstance(error, self._error) and WEBHDFS_NO_NODES_YET.search(str(error)) is not None)
         )
 
     def list(self, path: str) -> Sequence[Entry]:
