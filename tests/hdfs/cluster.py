@@ -259,7 +259,7 @@ class Cluster:
         return found
 
     def _recent(self, node: int) -> bool:
-        """Whether the NameNode has heard of a DataNode since that was started: it keeps news of the dead for a while."""
+        """Whether the NameNode has heard of a DataNode lately: it counts a dead one as live for a while."""
         nodes = json.loads(self._bean("NameNodeInfo")["LiveNodes"])
         address = f"127.0.0.1:{self._ports[node][0]}"
         found = [each for each in nodes.values() if each["xferaddr"] == address]
@@ -282,8 +282,7 @@ class Cluster:
         raise ClusterError(f"HDFS was not up after {UP_SECONDS} s ({state}):\n{self.log(NAME_NODE)}")
 
     def _listens(self, node: int) -> bool:
-        with socket.socket() as probe:
-            return all(self._connects(port) for port in self._ports[node])
+        return all(self._connects(port) for port in self._ports[node])
 
     @staticmethod
     def _connects(port: int) -> bool:

@@ -39,6 +39,13 @@ def by_key(frame: DataFrame) -> DataFrame:
     return aggregate(frame.groupBy("key", "other"))
 
 
+def by_number(frame: DataFrame) -> DataFrame:
+    """State that a test can tell from the ids of the rows, and read without Spark."""
+    return frame.groupBy(F.expr("id * id % 211").alias("number")).agg(
+        F.count("*").alias("rows"), F.sum("id").alias("sum")
+    )
+
+
 def by_window(frame: DataFrame) -> DataFrame:
     return aggregate(late(frame).groupBy(F.window("ts", "4 minutes"), "key"))
 
