@@ -44,7 +44,7 @@ HDFS_RPC_PORTS = {8020, 9000, 9820}
 WEBHDFS_READ_BYTES = 1 << 20
 WEBHDFS_TIMEOUT_SECONDS = (10, 60)  # to connect, to wait for bytes
 WEBHDFS_TRANSIENT = {"RetriableException", "StandbyException", "SafeModeException"}
-# What a NameNode says before the DataNodes have told it which blocks they hold: "No active (and not excluded) nodes ...".
+# What a NameNode says until the DataNodes have told it which blocks they hold.
 WEBHDFS_NO_NODES_YET = re.compile(r"No active .*nodes contain this block")
 # A NameNode goes on for minutes to send clients to a DataNode that has died, and picks one at random each time.
 WEBHDFS_DATA_NODES_TRIED = 8
