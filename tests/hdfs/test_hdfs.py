@@ -38,6 +38,8 @@ CONF = {
     **{f"spark.hadoop.{name}": value for name, value in CLIENT.items()},
     # So that short runs see files being removed.
     "spark.sql.streaming.minBatchesToRetain": "3",
+    # Drivers live for a few seconds here: much of them would go into compiling what is then hardly run.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 LEFTOVER = re.compile(r"\.(\d+)(?:_[^.]+)?\.q\w+\..*tmp")
 
@@ -106,7 +108,7 @@ def undisturbed(tmp_path_factory):
     """The output of all queries: by arithmetic, or by Spark's own store on a local disk."""
     folder = tmp_path_factory.mktemp("undisturbed")
     names, batches = ["join", "transform"], max(BATCHES + 2, KILL_BATCHES)
-    with processes.Driver(folder, ROCKSDB, names, conf={"batches": str(batches)}) as running:
+    with processes.Driver(folder, ROCKSDB, names, conf={**CONF, "batches": str(batches)}) as running:
         assert ends(running), running.errors()
     output = {name: processes.written(folder, name) for name in names}
     assert all(harness.total(found) for found in output.values())
