@@ -22,7 +22,15 @@ from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
-from quire.pagemgr.errors import ExistsError, InvalidError, IOFailedError, NoSpaceError, NotFoundError, QuireError
+from quire.pagemgr.errors import (
+    CorruptError,
+    ExistsError,
+    InvalidError,
+    IOFailedError,
+    NoSpaceError,
+    NotFoundError,
+    QuireError,
+)
 
 # Before each further attempt at a call that failed for a passing reason.
 RETRY_WAITS_SECONDS = (0.1, 0.4, 1.6)
@@ -36,6 +44,10 @@ HDFS_RPC_PORTS = {8020, 9000, 9820}
 WEBHDFS_READ_BYTES = 1 << 20
 WEBHDFS_TIMEOUT_SECONDS = (10, 60)  # to connect, to wait for bytes
 WEBHDFS_TRANSIENT = {"RetriableException", "StandbyException", "SafeModeException"}
+# What a NameNode says until the DataNodes have told it which blocks they hold.
+WEBHDFS_NO_NODES_YET = re.compile(r"No active .*nodes contain this block")
+# A NameNode goes on for minutes to send clients to a DataNode that has died, and picks one at random each time.
+WEBHDFS_DATA_NODES_TRIED = 8
 HTTP_TRANSIENT = {429, 502, 503, 504}
 
 Result = TypeVar("Result")
@@ -343,6 +355,7 @@ class WebHdfsStorage(Storage):
         self._client = hdfs.InsecureClient(
             url, user or os.environ.get("HADOOP_USER_NAME"), timeout=WEBHDFS_TIMEOUT_SECONDS, session=session
         )
+        self._name_nodes = {urlsplit(each).netloc for each in url.split(";")}
         self._error = hdfs.HdfsError
         self._unreachable = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
         # urllib3's, which requests lets through where a body is read bit by bit.
@@ -371,13 +384,28 @@ class WebHdfsStorage(Storage):
             except self._unreachable as error:
                 raise ConnectionError(f"no answer from the REST interface of HDFS: {error}") from error
 
-        return retrying(explained, self.display(path), self._is_transient)
+        def with_another_node() -> Result:
+            for _ in range(WEBHDFS_DATA_NODES_TRIED - 1):
+                try:
+                    return explained()
+                except ConnectionError as error:
+                    if not self._is_of_data_node(error):
+                        raise
+            return explained()
+
+        return retrying(with_another_node, self.display(path), self._is_transient)
+
+    def _is_of_data_node(self, error: Exception) -> bool:
+        """Whether it was a DataNode, where the NameNode sends for content, that did not answer."""
+        request = getattr(error.__cause__, "request", None)
+        return request is not None and urlsplit(request.url).netloc not in self._name_nodes
 
     def _is_transient(self, error: Exception) -> bool:
         return (
             is_transient(error)
             or isinstance(error, self._broken)
             or getattr(error, "exception", None) in WEBHDFS_TRANSIENT
+            or (isinstance(error, self._error) and WEBHDFS_NO_NODES_YET.search(str(error)) is not None)
         )
 
     def list(self, path: str) -> Sequence[Entry]:
@@ -400,7 +428,12 @@ class WebHdfsStorage(Storage):
                     raise ConnectionError(f"{len(data)} bytes came instead of {count}")
                 return data
 
-            return self._call(piece, path)
+            try:
+                return self._call(piece, path)
+            except IOFailedError as error:
+                if self._call(lambda: self._client.status(path), path)["length"] == status["length"]:
+                    raise
+                raise CorruptError(f"{self.display(path)} was replaced while it was read") from error
 
         return io.BufferedReader(_Pieces(fetch, status["length"]), WEBHDFS_READ_BYTES)
 
@@ -413,29 +446,36 @@ class WebHdfsStorage(Storage):
         return True
 
     def write_atomic(self, path: str, data: bytes | Iterable[bytes], *, replace: bool = False) -> None:
-        """As Storage says. To replace a file it is removed first: for a moment there is none of that name."""
+        """As Storage says. Only the gateway HttpFS removes a file to replace it: for a moment there is none then."""
         # All of it at once: it may have to be sent again.
         content = data if isinstance(data, bytes) else b"".join(data)
         hidden = hidden_name(path)
         try:
             self._call(lambda: self._client.write(hidden, data=content, overwrite=True), path)
-            if replace:
-                self.delete(path)
-            elif self.exists(path):
+            if not replace and self.exists(path):
                 raise ExistsError(f"{self.display(path)} is there already")
-            self._rename(hidden, path)
+            self._rename(hidden, path, replace)
         except BaseException:
             with contextlib.suppress(QuireError):
                 self.delete(hidden)
             raise
 
-    def _rename(self, hidden: str, path: str) -> None:
+    def _replace(self, hidden: str, path: str) -> None:
+        # The package has this request, but without its options.
+        answer = self._client._rename(hidden, destination=self._client.resolve(path), renameoptions="OVERWRITE")
+        # A NameNode that knows the option says no more than that all went well.
+        if answer.content and not answer.json()["boolean"]:
+            self._client.delete(path)
+            self._client.rename(hidden, path)
+
+    def _rename(self, hidden: str, path: str, replace: bool) -> None:
+        rename = self._replace if replace else self._client.rename
         try:
-            self._call(lambda: self._client.rename(hidden, path), path)
+            self._call(lambda: rename(hidden, path), path)
         except (IOFailedError, NotFoundError):
             # An attempt whose answer was lost may have done it: the hidden file, which nobody else knows, is then gone.
             if self.exists(hidden):
-                if self.exists(path):
+                if not replace and self.exists(path):
                     raise ExistsError(f"{self.display(path)} is there already") from None
                 raise
             if not self.exists(path):

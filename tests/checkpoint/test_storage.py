@@ -22,7 +22,9 @@ class FakeWebHdfs(http.server.ThreadingHTTPServer):
     """The REST interface of a NameNode and a DataNode over a dict of files.
 
     faults: what to answer instead of the next requests of an operation: a status, or "drop" (do it, then hang up), or
-    "short" (half of the bytes).
+    "short" (half of the bytes), or "dead" (send to a DataNode that does not answer), or "unknown" (no DataNode has
+    reported the block yet).
+    replaces: whether it knows how to rename onto a file.
     """
 
     daemon_threads = True
@@ -30,6 +32,7 @@ class FakeWebHdfs(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.folders, self.faults, self.requests = {}, {"/"}, {}, []
+        self.replaces = True
         self.guard = threading.Lock()
 
     @property
@@ -62,6 +65,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             fault = server.faults.get(operation, []).pop(0) if server.faults.get(operation) else None
             if isinstance(fault, int):
                 return self.answer(fault, b"<html>not now</html>")
+            if fault == "dead":
+                return self.answer(307, b"", f"http://127.0.0.1:1{self.path}&datanode=1")
+            if fault == "unknown":
+                return self.answer(*self.refuse("IOException", "No active and not excluded nodes contain this block"))
             answer = getattr(self, operation.lower())(path, query, body)
         if fault == "drop":
             self.connection.close()
@@ -146,6 +153,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         to = query["destination"]
         if path not in self.server.files:
             return self.absent(path)
+        if self.server.replaces and query.get("renameoptions") == "OVERWRITE":
+            self.server.files[to] = self.server.files.pop(path)
+            return (200,)
         if to in self.server.files:
             return 200, {"boolean": False}
         self.server.files[to] = self.server.files.pop(path)
@@ -404,6 +414,41 @@ def test_a_body_that_breaks_off(hdfs, web):
     with web.open("/data/file") as file:
         assert file.read() == hdfs.files["/data/file"]
     assert [operation for operation, _, _ in hdfs.requests].count("OPEN2") == 3
+
+
+def test_data_nodes_that_died_lately(hdfs, web):
+    """The NameNode sends there for minutes; it is asked for another one without a wait, more often than in vain."""
+    hdfs.faults = {"OPEN": ["dead"] * 6, "CREATE": ["dead"] * 6}
+    with web.open("/data/file") as file:
+        assert file.read() == hdfs.files["/data/file"]
+    web.write_atomic("/data/new", b"content")
+    assert hdfs.files["/data/new"] == b"content"
+    assert hdfs.faults == {"OPEN": [], "CREATE": []}
+    hdfs.faults = {"OPEN": ["dead"] * 99}
+    with web.open("/data/file") as file, pytest.raises(quire.IOFailedError, match=r"/data/file: no answer from"):
+        file.read()
+
+
+def test_a_name_node_that_has_not_heard_of_all_blocks_yet(hdfs, web):
+    hdfs.faults = {"OPEN": ["unknown"] * 2}
+    with web.open("/data/file") as file:
+        assert file.read() == hdfs.files["/data/file"]
+    assert hdfs.faults == {"OPEN": []}
+
+
+def test_a_file_that_is_replaced_by_a_shorter_one_while_it_is_read(hdfs, web):
+    with web.open("/data/file") as file:
+        hdfs.files["/data/file"] = b"short"
+        with pytest.raises(quire.CorruptError, match="/data/file was replaced while it was read"):
+            file.read()
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_file_is_replaced_in_one_step_by_servers_that_can(hdfs, web, replaces):
+    hdfs.replaces = replaces
+    web.write_atomic("/data/file", b"new", replace=True)
+    assert hdfs.files == {"/data/file": b"new"}
+    assert ("DELETE" in [operation for operation, _, _ in hdfs.requests]) is not replaces
 
 
 def test_a_server_that_is_down(hdfs, web):

@@ -45,6 +45,13 @@ def wide(frame: DataFrame) -> DataFrame:
     return frame.groupBy("key").agg(F.count("*").alias("rows"), F.max("word").alias("high"), *columns)
 
 
+def by_number(frame: DataFrame) -> DataFrame:
+    """State that a test can tell from the ids of the rows, and read without Spark."""
+    return frame.groupBy(F.expr("id * id % 211").alias("number")).agg(
+        F.count("*").alias("rows"), F.sum("id").alias("sum")
+    )
+
+
 def by_window(frame: DataFrame) -> DataFrame:
     return aggregate(late(frame).groupBy(F.window("ts", "4 minutes"), "key"))
 
