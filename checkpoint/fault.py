@@ -24,13 +24,13 @@ def point(name: str) -> None:
 def killer(spec: str) -> Callable[[str], None]:
     """A hook that ends the process at the nth passing of a point, both as in QUIRE_FAULT.
 
-    >>> killer("commit.durable")
+    >>> killer("write.done")
     Traceback (most recent call last):
-    quire.pagemgr.errors.InvalidError: QUIRE_FAULT 'commit.durable': give a point and a number from 1, as commit.durable:1
+    quire.pagemgr.errors.InvalidError: QUIRE_FAULT 'write.done': give a point and a number from 1, as write.done:1
     """
     name, _, number = spec.rpartition(":")
     if not name or not number.isdecimal() or int(number) < 1:
-        raise InvalidError(f"QUIRE_FAULT {spec!r}: give a point and a number from 1, as commit.durable:1")
+        raise InvalidError(f"QUIRE_FAULT {spec!r}: give a point and a number from 1, as write.done:1")
     passings = itertools.count(1)  # next() of it is atomic
 
     def kill(passed: str) -> None:

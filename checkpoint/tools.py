@@ -11,14 +11,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quire.checkpoint.container import CheckpointFile, FileKind
-from quire.checkpoint.reader import Checkpoint, Line, Listing, Store, StoredFile, Version, steadily
+from quire.checkpoint.reader import (
+    Checkpoint,
+    Line,
+    Listing,
+    Store,
+    StoredFile,
+    Version,
+    counted_keys,
+    families,
+    steadily,
+)
 from quire.pagemgr.errors import CorruptError, NotFoundError, QuireError, VersionError
-from quire.structures import Map, PageManager
+from quire.structures import PageManager
 
 FINE, DAMAGED, CANNOT_READ = 0, 1, 2
 DAMAGE = (CorruptError, VersionError)
-# Column families that Spark keeps for itself; the counts of keys in checkpoints leave them out.
-INTERNAL_PREFIX = "$"
 
 Advance = Callable[[int], None]
 
@@ -125,7 +133,8 @@ def summary(store: Store) -> Summary:
 
 
 def _summary(store: Store) -> Summary:
-    files = store.files()
+    listing = store.listing()
+    files = listing.files
     if not files:
         raise NotFoundError(f"{store.location} holds no version")
     newest = files[-1].version
@@ -139,8 +148,8 @@ def _summary(store: Store) -> Summary:
         versions=list(dict.fromkeys(str(file.version) for file in files)),
         newest=str(newest),
         bases=[str(file.version) for file in bases],
-        files=len(files),
-        bytes=sum(file.size for file in files),
+        files=len(files) + len(listing.parts),
+        bytes=sum(file.size for file in (*files, *listing.parts)),
     )
     with noting(found.problems, DAMAGE):
         found.codec = store.header(last).codec
@@ -150,7 +159,11 @@ def _summary(store: Store) -> Summary:
             found.page_size = store.header(bases[-1]).page_bytes
     with noting(found.problems, (*DAMAGE, NotFoundError)):
         line = store.line(newest.number, newest.id)
-        found.extent = {"files": len(line.files), "bytes": sum(file.size for file in line.files)}
+        parts = [part for part in listing.parts if line.base is not None and part.version == line.base.version]
+        found.extent = {
+            "files": len(line.files) + len(parts),
+            "bytes": sum(file.size for file in (*line.files, *parts)),
+        }
     return found
 
 
@@ -238,6 +251,7 @@ class Examination:
         self._advance = advance
         self._damage = (*DAMAGE, NotFoundError) if missing_is_damage else DAMAGE
         self._seen: set[StoredFile] = set()
+        self._parts: list[StoredFile] = []
         self._verdict = Verdict(store.id.operator, store.id.partition, store.id.name)
 
     def run(self) -> Verdict:
@@ -245,6 +259,7 @@ class Examination:
         listing = self._store.listing()
         if not listing.files:
             raise NotFoundError(f"{self._store.location} holds no version")
+        self._parts = listing.parts
         # In checkpoint format 2 attempts at one batch may have left several newest versions.
         newest = [version for version in listing.versions if version.number == listing.versions[-1].number]
         self._verdict.version = " ".join(map(str, newest))
@@ -264,9 +279,11 @@ class Examination:
     def _read(self, file: StoredFile) -> CheckpointFile:
         if file not in self._seen:
             self._seen.add(file)
-            self._verdict.files += 1
-            self._verdict.bytes += file.size
-            self._advance(file.size)
+            # With its parts, if it has any.
+            read = [file, *(part for part in self._parts if (file.kind, file.version) == (FileKind.BASE, part.version))]
+            self._verdict.files += len(read)
+            self._verdict.bytes += sum(each.size for each in read)
+            self._advance(sum(each.size for each in read))
         return self._store.read(file)
 
     def _replay(self, line: Line, listing: Listing) -> None:
@@ -338,19 +355,6 @@ def examine(store: Store, every_file: bool, advance: Advance) -> Verdict:
         return Examination(store, every_file, advance, missing_is_damage=True).run()
 
 
-def families(state: PageManager) -> dict[str, Map]:
-    """The column families of a state, by name."""
-    return {
-        name: state.ordered_map(name) if kind == "ordered_map" else state.map(name)
-        for name, kind in sorted(state.sets().items())
-    }
-
-
-def counted_keys(state: PageManager) -> list[int]:
-    """Keys in each family but Spark's own."""
-    return [len(found) for name, found in families(state).items() if not name.startswith(INTERNAL_PREFIX)]
-
-
 def keys_fit(state: PageManager, keys: int) -> bool:
     """Whether a state may be the one that had so many keys when it was written.
 
@@ -388,7 +392,10 @@ def verify(url: str, as_json: bool = False, every_file: bool = False, storage: A
 def _scope(store: Store, every_file: bool) -> Iterable[StoredFile]:
     """What will be read, as far as it is known; for the progress bar alone."""
     with contextlib.suppress(QuireError):
-        return store.files() if every_file else store.line().files
+        listing = store.listing()
+        files = listing.files if every_file else store.line().files
+        bases = {file.version for file in files if file.kind == FileKind.BASE}
+        return [*files, *(part for part in listing.parts if part.version in bases)]
     return ()
 
 
