@@ -1,6 +1,5 @@
 """The commands that read checkpoints: what they print, how they end, and that no damage passes them by."""
 
-import importlib.util
 import io
 import json
 import random
@@ -8,20 +7,15 @@ import re
 import struct
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import stores
 
 import quire
 from quire.checkpoint import Checkpoint, StoreId, Version, container, reader, storage, tools
 from quire.checkpoint.codecs import compress, decompress
 from quire.checkpoint.container import FileKind
 from quire.cli import main
-
-# The writer of checkpoints is the one that the reader is tested with.
-_spec = importlib.util.spec_from_file_location("quire_test_reader", Path(__file__).with_name("test_reader.py"))
-stores = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(stores)
 
 
 @pytest.fixture(autouse=True)
