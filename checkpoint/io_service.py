@@ -23,7 +23,7 @@ from quire.checkpoint.codecs import compress
 from quire.checkpoint.container import FileHeader, FileKind, Frame, FrameKind, Parts
 from quire.checkpoint.storage import Storage, join
 from quire.pagemgr import ArenaSnapshot
-from quire.pagemgr.errors import ClosedError, InvalidError, QuireError
+from quire.pagemgr.errors import ClosedError, InvalidError, NotFoundError, QuireError
 
 FRAME_BYTES = 1 << 20
 INLINE_BYTES = 8 << 20
@@ -208,6 +208,8 @@ class BaseWriter:
         fault.point("base.parts")
         self._job.check()
         file = self._file
+        if self._parts is not None:
+            self._parts.check_there()
         pieces = container.pieces(file.header, frames, file.keys, compress)
         # A base that is replaced holds the same state, or is damaged.
         file.storage.write_atomic(join(file.folder, file.name), list(pieces), replace=True)
@@ -268,6 +270,13 @@ class PartWriters:
             raise self._failure
         files = tuple(zip(self._names, self._sizes, strict=True))
         return Frame(FrameKind.PARTS, Parts(self._job.bytes_total, self._frame_bytes, files).encode())
+
+    def check_there(self) -> None:
+        """Refuses to name parts that somebody has cleaned away, as another program may whose bases are newer."""
+        for name in self._names:
+            path = join(self._file.folder, name)
+            if not self._file.storage.exists(path):
+                raise NotFoundError(f"{self._file.storage.display(path)} was removed before its base was written")
 
     def stop(self, reason: BaseException) -> None:
         """Waits until nobody writes any more."""

@@ -50,7 +50,7 @@ from quire.structures import PageManager, Snapshot
 LINE_LENGTH = 10_000
 ROW_CHECKSUMS = 1
 # What writers that were killed leave: the hidden names of storage.py and of Spark.
-LEFTOVER = re.compile(r"\.(\d{1,18})(?:_[^.]+)?\.(?:qdelta|qbase|[0-9a-f]{1,32}\.\d{1,6}\.qpart)\..*tmp(?:\.crc)?")
+LEFTOVER = re.compile(r"\.(\d{1,18})(?:_[^.]+)?\.(?:[0-9a-f]{1,32}\.\d{1,6}\.)?(qdelta|qbase|qpart)\..*tmp(?:\.crc)?")
 
 log = logging.getLogger(__name__)
 
@@ -370,11 +370,11 @@ class Manager:
         """Removes what came after a version that was gone back to, the newest first, so that no gap comes to be."""
         if not state.newer:
             return
-        number = state.pin.version.number
+        number, hidden = state.pin.version.number, self._hidden()
         for file in reversed(self._store.files()):
             if file.version.number > number:
                 fault.point("drop.delete")
-                self._storage.delete(file.path)
+                self._remove(file.path, hidden)
         state.newer = False
 
     # ------------------------------------------------------------------------------------------------ maintenance
@@ -439,8 +439,7 @@ class Manager:
     def _clean(self, job: Job, latest: Version) -> None:
         """Removes what no version from ``latest - retain`` on needs, and what writers left that did not finish.
 
-        Parts without a base, and hidden files, may be somebody's work in progress while they are not older than the
-        newest base.
+        Parts without a base may be somebody's work in progress while they are not older than the newest base.
         """
         listing = self._store.listing()
         with self._lock:
@@ -458,19 +457,28 @@ class Manager:
         gone = [file.path for file in listing.files if file.version.number < first]
         older = [base for base in listing.bases.values() if first <= base.version.number < newest]
         gone += self._strays(listing, older, newest)
-        hidden = {entry.name for entry in self._storage.list(self._folder) if entry.name.startswith(".")}
+        hidden = self._hidden()
         for name in sorted(hidden):
-            if (match := LEFTOVER.fullmatch(name)) and int(match[1]) < newest:
+            match = LEFTOVER.fullmatch(name)
+            if match and int(match[1]) < (newest if match[2] == "qpart" else first):
                 gone.append(join(self._folder, name))
         for path in gone:
             job.check()
             fault.point("clean.delete")
-            folder, _, name = path.rpartition("/")
-            # Hadoop's, on local disks; it would be held against a file of the same name.
-            if f".{name}.crc" in hidden:
-                self._storage.delete(join(folder, f".{name}.crc"))
-            self._storage.delete(path)
+            self._remove(path, hidden)
         fault.point("clean.done")
+
+    def _hidden(self) -> set[str]:
+        return {entry.name for entry in self._storage.list(self._folder) if entry.name.startswith(".")}
+
+    def _remove(self, path: str, hidden: set[str]) -> None:
+        """Deletes a file, and the checksums that Hadoop keeps of it on local disks: they would be held against the next
+        file of its name.
+        """
+        folder, _, name = path.rpartition("/")
+        if f".{name}.crc" in hidden:
+            self._storage.delete(join(folder, f".{name}.crc"))
+        self._storage.delete(path)
 
     def _strays(self, listing: Listing, bases: list[StoredFile], newest: int) -> list[str]:
         """The parts older than the newest base that none of these bases names."""

@@ -272,11 +272,14 @@ class LocalStorage(Storage):
                 fault.point("write.written")
                 os.fsync(file.fileno())
             fault.point("write.synced")
-            if replace:
-                hidden.replace(path)
-            else:
-                # Unlike a rename, a link fails if the name is taken.
-                Path(path).hardlink_to(hidden)
+            try:
+                if replace:
+                    hidden.replace(path)
+                else:
+                    # Unlike a rename, a link fails if the name is taken.
+                    Path(path).hardlink_to(hidden)
+            except FileNotFoundError as error:
+                raise IOFailedError(f"{path}: it was removed, as {hidden.name}, before it had its name") from error
             fault.point("write.published")
         finally:
             hidden.unlink(missing_ok=True)
