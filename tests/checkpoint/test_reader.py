@@ -580,7 +580,7 @@ def test_tools_on_what_spark_wrote(written, name, capsys):
     stores = json.loads(capsys.readouterr().out)["stores"]
     assert sum(store["keys"] for store in stores) == len(counts[-1])
     assert all(store["page_size"] for store in stores)
-    assert main(["dump", url, "--partition", "1", "--json"]) == 0
+    assert main(["dump", url, "--partition", "1", "--format", "json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     found = {ROW.unpack(bytes.fromhex(line["key"]))[1]: line["values"] for line in lines}
     assert {number: ROW.unpack(bytes.fromhex(value))[1] for number, (value,) in found.items()}.items() <= counts[
