@@ -26,6 +26,7 @@ HEADERS = [
     "structures/rowcodec.h",
     "checkpoint/container.h",
     "checkpoint/delta.h",
+    "checkpoint/xxhash32.h",
     "statestore/family.h",
 ]
 LAYERS = ["pagemgr", "structures", "checkpoint", "statestore"]
