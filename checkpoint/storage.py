@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
+from quire.checkpoint import fault
 from quire.pagemgr.errors import (
     CorruptError,
     ExistsError,
@@ -37,6 +38,8 @@ RETRY_WAITS_SECONDS = (0.1, 0.4, 1.6)
 # Some servers answer with a whole page.
 REASON_LENGTH_MAX = 500
 TRANSIENT_ERRNOS = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY}
+
+LOCAL_WRITE_BYTES = 1 << 20
 
 WEBHDFS_PORT = 9870
 # NameNodes listen here for Hadoop's own protocol; a URL that names one of these ports was written for Spark.
@@ -81,7 +84,9 @@ class Storage(ABC):
     def write_atomic(self, path: str, data: bytes | Iterable[bytes], *, replace: bool = False) -> None:
         """Writes a file that appears under its name whole or not at all, in a folder that is made if need be.
 
-        ``ExistsError`` if the name is taken, unless the old file is to be replaced.
+        ``ExistsError`` if the name is taken, unless the old file is to be replaced. Bytes, or a list of them, are
+        written again after a fault that passes; what comes from an iterator is there only once, so its faults are
+        raised at once.
         """
 
     @abstractmethod
@@ -182,6 +187,26 @@ def retrying(call: Callable[[], Result], path: str, transient: Callable[[Excepti
     raise AssertionError("the last attempt returns or raises")
 
 
+def joined(data: bytes | list[bytes] | tuple[bytes, ...]) -> bytes:
+    """All bytes of a file, where they can be had as often as it takes."""
+    return data if isinstance(data, bytes) else b"".join(data)
+
+
+class Once:
+    """An iterator over bytes that keeps what it raised: a client of HTTP may hide it behind an exception of its own."""
+
+    def __init__(self, data: Iterable[bytes]) -> None:
+        self._data = iter(data)
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._data
+        except BaseException as error:
+            self.error = error
+            raise
+
+
 @contextlib.contextmanager
 def faults(path: str) -> Iterator[None]:
     """Turns the file system's exceptions of a block into Quire's."""
@@ -194,6 +219,15 @@ def faults(path: str) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------------- local disks
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class LocalStorage(Storage):
@@ -229,27 +263,40 @@ class LocalStorage(Storage):
 
     def write_atomic(self, path: str, data: bytes | Iterable[bytes], *, replace: bool = False) -> None:
         """As Storage says; the file and its name are synced."""
+        if isinstance(data, (bytes, list, tuple)):
+            content = joined(data)
+            retrying(lambda: self._write(path, [content], replace), path)
+        else:
+            with faults(path):
+                self._write(path, data, replace)
+
+    def _write(self, path: str, chunks: Iterable[bytes], replace: bool) -> None:
         hidden, folder = Path(hidden_name(path)), Path(path).parent
-        with faults(path):
-            folder.mkdir(parents=True, exist_ok=True)
+        fault.point("write.start")
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with hidden.open("xb") as file:
+                for chunk in chunks:
+                    for at in range(0, len(chunk), LOCAL_WRITE_BYTES):
+                        file.write(chunk[at : at + LOCAL_WRITE_BYTES])
+                        fault.point("write.chunk")
+                file.flush()
+                fault.point("write.written")
+                os.fsync(file.fileno())
+            fault.point("write.synced")
             try:
-                with hidden.open("xb") as file:
-                    for chunk in [data] if isinstance(data, bytes) else data:
-                        file.write(chunk)
-                    file.flush()
-                    os.fsync(file.fileno())
                 if replace:
                     hidden.replace(path)
                 else:
                     # Unlike a rename, a link fails if the name is taken.
                     Path(path).hardlink_to(hidden)
-            finally:
-                hidden.unlink(missing_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            except FileNotFoundError as error:
+                raise IOFailedError(f"{path}: it was removed, as {hidden.name}, before it had its name") from error
+            fault.point("write.published")
+        finally:
+            hidden.unlink(missing_ok=True)
+        sync_folder(folder)
+        fault.point("write.done")
 
     def delete(self, path: str) -> None:
         """As Storage says."""
@@ -295,20 +342,27 @@ class ArrowStorage(Storage):
 
     def write_atomic(self, path: str, data: bytes | Iterable[bytes], *, replace: bool = False) -> None:
         """As Storage says, but for one thing: of two who write a new name at once, the later one may win."""
+        if isinstance(data, (bytes, list, tuple)):
+            content = joined(data)
+            retrying(lambda: self._write(path, [content], replace), self.display(path))
+        else:
+            with faults(self.display(path)):
+                self._write(path, data, replace)
+
+    def _write(self, path: str, chunks: Iterable[bytes], replace: bool) -> None:
         hidden = hidden_name(path)
-        with faults(self.display(path)):
-            if not replace and self.exists(path):
-                raise ExistsError(f"{self.display(path)} is there already")
-            self._fs.create_dir(posixpath.dirname(path) or "/", recursive=True)
-            try:
-                with self._fs.open_output_stream(hidden) as file:
-                    for chunk in [data] if isinstance(data, bytes) else data:
-                        file.write(chunk)
-                self._fs.move(hidden, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    self._fs.delete_file(hidden)
-                raise
+        if not replace and self.exists(path):
+            raise ExistsError(f"{self.display(path)} is there already")
+        self._fs.create_dir(posixpath.dirname(path) or "/", recursive=True)
+        try:
+            with self._fs.open_output_stream(hidden) as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            self._fs.move(hidden, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._fs.delete_file(hidden)
+            raise
 
     def delete(self, path: str) -> None:
         """As Storage says."""
@@ -369,29 +423,14 @@ class WebHdfsStorage(Storage):
         return f"{self._shown}{path}"
 
     def _call(self, call: Callable[[], Result], path: str) -> Result:
-        def explained() -> Result:
-            try:
-                return call()
-            except self._error as error:
-                if error.exception == "FileNotFoundException":
-                    raise FileNotFoundError(path) from error
-                if isinstance(error.message, bytes):
-                    text = error.message.decode("utf-8", "replace").strip()
-                    raise OSError(
-                        f"not the REST interface of HDFS, whose port is {WEBHDFS_PORT} unless set otherwise: {text}"
-                    ) from error
-                raise
-            except self._unreachable as error:
-                raise ConnectionError(f"no answer from the REST interface of HDFS: {error}") from error
-
         def with_another_node() -> Result:
             for _ in range(WEBHDFS_DATA_NODES_TRIED - 1):
                 try:
-                    return explained()
+                    return self._explained(call, path)
                 except ConnectionError as error:
                     if not self._is_of_data_node(error):
                         raise
-            return explained()
+            return self._explained(call, path)
 
         return retrying(with_another_node, self.display(path), self._is_transient)
 
@@ -399,6 +438,21 @@ class WebHdfsStorage(Storage):
         """Whether it was a DataNode, where the NameNode sends for content, that did not answer."""
         request = getattr(error.__cause__, "request", None)
         return request is not None and urlsplit(request.url).netloc not in self._name_nodes
+
+    def _explained(self, call: Callable[[], Result], path: str) -> Result:
+        try:
+            return call()
+        except self._error as error:
+            if error.exception == "FileNotFoundException":
+                raise FileNotFoundError(path) from error
+            if isinstance(error.message, bytes):
+                text = error.message.decode("utf-8", "replace").strip()
+                raise OSError(
+                    f"not the REST interface of HDFS, whose port is {WEBHDFS_PORT} unless set otherwise: {text}"
+                ) from error
+            raise
+        except self._unreachable as error:
+            raise ConnectionError(f"no answer from the REST interface of HDFS: {error}") from error
 
     def _is_transient(self, error: Exception) -> bool:
         return (
@@ -447,11 +501,9 @@ class WebHdfsStorage(Storage):
 
     def write_atomic(self, path: str, data: bytes | Iterable[bytes], *, replace: bool = False) -> None:
         """As Storage says. Only the gateway HttpFS removes a file to replace it: for a moment there is none then."""
-        # All of it at once: it may have to be sent again.
-        content = data if isinstance(data, bytes) else b"".join(data)
         hidden = hidden_name(path)
         try:
-            self._call(lambda: self._client.write(hidden, data=content, overwrite=True), path)
+            self._send(hidden, data, path)
             if not replace and self.exists(path):
                 raise ExistsError(f"{self.display(path)} is there already")
             self._rename(hidden, path, replace)
@@ -459,6 +511,19 @@ class WebHdfsStorage(Storage):
             with contextlib.suppress(QuireError):
                 self.delete(hidden)
             raise
+
+    def _send(self, hidden: str, data: bytes | Iterable[bytes], path: str) -> None:
+        if isinstance(data, (bytes, list, tuple)):
+            content = joined(data)
+            self._call(lambda: self._client.write(hidden, data=content, overwrite=True), path)
+            return
+        chunks = Once(data)
+        try:
+            self._explained(lambda: self._client.write(hidden, data=chunks, overwrite=True), path)
+        except Exception as error:
+            if chunks.error is not None:
+                raise chunks.error from None
+            raise translated(error, self.display(path)) from error
 
     def _replace(self, hidden: str, path: str) -> None:
         # The package has this request, but without its options.

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import fs
 
 import quire
-from quire.checkpoint import Checkpoint, container, delta, storage
+from quire.checkpoint import Checkpoint, Manager, container, delta, io_service, storage
 from quire.checkpoint.container import FileHeader, FileKind, Frame, FrameKind
 from quire.checkpoint.storage import ArrowStorage, Entry, LocalStorage, Storage, WebHdfsStorage, storage_for
 
@@ -513,3 +513,101 @@ def test_a_checkpoint_on_hdfs(hdfs):
     with checkpoint.store(0, 3).load() as state:
         assert state.map("default")[b"alice"] == b"1"
     assert checkpoint.location == f"webhdfs://127.0.0.1:{hdfs.server_port}/check point"
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def test_a_write_is_tried_again(tmp_path, monkeypatch):
+    """Where the bytes are there to be written again; each attempt begins anew, and nothing is left of those before."""
+    faults, synced = [], storage.os.fsync
+
+    def fsync(descriptor):
+        if faults:
+            raise faults.pop(0)
+        synced(descriptor)
+
+    monkeypatch.setattr(storage.os, "fsync", fsync)
+    passing = OSError(errno.EIO, "Input/output error")
+    for data in (b"content", [b"con", b"tent"]):
+        faults[:] = [passing] * 3
+        LocalStorage().write_atomic(str(tmp_path / "file"), data, replace=True)
+        assert (tmp_path / "file").read_bytes() == b"content" and not faults
+    faults[:] = [passing] * 4
+    with pytest.raises(quire.IOFailedError, match="other: Input/output error"):
+        LocalStorage().write_atomic(str(tmp_path / "other"), b"content")
+    faults[:] = [passing]
+    with pytest.raises(quire.IOFailedError, match="other: Input/output error"):
+        LocalStorage().write_atomic(str(tmp_path / "other"), iter([b"content"]))
+    faults[:] = [PermissionError(errno.EACCES, "Permission denied"), passing]
+    with pytest.raises(quire.IOFailedError, match="other: Permission denied"):
+        LocalStorage().write_atomic(str(tmp_path / "other"), b"content")
+    assert len(faults) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_write_by_pyarrow_is_tried_again(tmp_path):
+    class Shaky:
+        """Fails the first moves."""
+
+        def __init__(self, failures):
+            self.real, self.failures = fs.LocalFileSystem(), failures
+
+        def __getattr__(self, name):
+            return getattr(self.real, name)
+
+        def move(self, source, to):
+            if self.failures:
+                raise self.failures.pop(0)
+            self.real.move(source, to)
+
+    store = ArrowStorage(Shaky([ConnectionResetError("reset")] * 2))
+    store.write_atomic(str(tmp_path / "file"), [b"con", b"tent"])
+    assert (tmp_path / "file").read_bytes() == b"content"
+    store = ArrowStorage(Shaky([ConnectionResetError("reset")]))
+    with pytest.raises(quire.IOFailedError, match="other: reset"):
+        store.write_atomic(str(tmp_path / "other"), iter([b"content"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_comes_once_is_sent_once(hdfs, web):
+    """To HDFS, bit by bit; a fault ends it."""
+    web.write_atomic("/data/new", (b"%d" % number for number in range(5)))
+    assert hdfs.files["/data/new"] == b"01234"
+    hdfs.faults = {"CREATE": [503]}
+    with pytest.raises(quire.IOFailedError, match="data/other: HTTP status 503"):
+        web.write_atomic("/data/other", iter([b"content"]))
+    assert sorted(hdfs.files) == ["/data/file", "/data/new"]
+
+
+def test_a_manager_on_every_storage(place, monkeypatch):
+    """Commits, bases with parts, cleaning, and a second program."""
+    monkeypatch.setattr(io_service, "INLINE_BYTES", 40 << 10)
+    monkeypatch.setattr(io_service, "FRAME_BYTES", 8 << 10)
+    store, path = place
+    with Manager(path, storage=store, codec="zstd", bases_every=2, retain=2) as checkpoint, checkpoint.load() as pm:
+        for number in range(7):
+            pm.map("default").update({b"%d %d" % (number, key): bytes(50) for key in range(300)})
+            assert checkpoint.commit(pm) == number + 1
+            checkpoint.maintain()
+        assert [version.number for version in checkpoint.store.versions()] == [4, 5, 6, 7]
+        assert {part.version.number for part in checkpoint.store.listing().parts} == {4, 6}
+        with Manager(path, storage=store) as other, other.load() as same:
+            assert dict(same.map("default")) == dict(pm.map("default"))
+            same.map("default")[b"other"] = b""
+            assert other.commit(same) == 8
+        with pytest.raises(quire.ExistsError, match=r"8\.qdelta is there already: another program"):
+            checkpoint.commit(pm)
+
+
+def test_a_manager_on_a_server_that_fails_now_and_then(hdfs):
+    url = f"webhdfs://127.0.0.1:{hdfs.server_port}/check point"
+    with Manager(url) as checkpoint, checkpoint.load() as pm:
+        for number, fault in enumerate([503, "drop", 429, "drop"]):
+            operations = ("LISTSTATUS", "GETFILESTATUS", "CREATE", "CREATE2", "RENAME", "DELETE")
+            hdfs.faults = {operation: [fault] for operation in operations}
+            pm.map("default")[b"%d" % number] = b""
+            assert checkpoint.commit(pm) == number + 1
+            checkpoint.maintain()
+    with Manager(url) as checkpoint, checkpoint.load() as pm:
+        assert checkpoint.version == 4 and sorted(pm.map("default")) == [b"0", b"1", b"2", b"3"]
