@@ -2,16 +2,22 @@
 
 ``delta`` is the changes between two states, ``container`` the files they lie in, ``codecs`` what packs these;
 ``storage`` is where the files are, ``reader`` finds and loads the states of a query's checkpoint, and ``tools`` are the
-commands for it.
+commands for it. ``manager`` writes checkpoints from Python, bases with the threads of ``io_service``.
 """
 
-from quire.checkpoint import codecs, container, delta, reader, storage, tools
+from quire.checkpoint import codecs, container, delta, io_service, manager, reader, storage, tools
+from quire.checkpoint.io_service import CancelledError, IOService, Job
+from quire.checkpoint.manager import Manager
 from quire.checkpoint.reader import Checkpoint, Line, Store, StoredFile, StoreId, Version
 from quire.checkpoint.storage import Storage, storage_for
 
 __all__ = [
+    "CancelledError",
     "Checkpoint",
+    "IOService",
+    "Job",
     "Line",
+    "Manager",
     "Storage",
     "Store",
     "StoreId",
@@ -20,6 +26,8 @@ __all__ = [
     "codecs",
     "container",
     "delta",
+    "io_service",
+    "manager",
     "reader",
     "storage",
     "storage_for",

@@ -1,4 +1,4 @@
-/* What Python calls of container.h, delta.h and pages.h; the compiler checks each line against them. */
+/* What Python calls of container.h, delta.h, pages.h and xxhash32.h; the compiler checks each line against them. */
 #define QUIRE_FILE_HEADER_BYTES_MIN 72
 #define QUIRE_FILE_HEADER_BYTES_MAX 4096
 #define QUIRE_FRAME_HEADER_BYTES    24
@@ -74,6 +74,7 @@ typedef enum {
     QUIRE_DELTA_PUT_ALL = 4,
     QUIRE_DELTA_REMOVE = 5,
     QUIRE_DELTA_APPEND = 6,
+    QUIRE_DELTA_PATCH = 7,
 } quire_delta_op;
 
 typedef struct {
@@ -88,8 +89,11 @@ typedef struct {
     const uint8_t *value;
     size_t value_bytes;
     uint64_t value_count;
+    uint64_t patched_bytes;
 } quire_delta_record;
 int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record);
+
+uint32_t quire_xxhash32(uint32_t seed, const uint8_t *bytes, size_t count);
 
 /* A callback that Python supplies (checkpoint/delta.py). */
 extern "Python" int quire_python_take_payload(void *context, const uint8_t *payload, size_t count);

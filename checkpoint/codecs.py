@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from quire._native import lib
 from quire.checkpoint import container
 from quire.pagemgr.errors import CorruptError, InvalidError
 
@@ -60,8 +61,6 @@ def decompress(codec: str, data: bytes, raw_bytes: int) -> bytes:
 def compress(codec: str, data: bytes) -> bytes:
     """Packs a frame so that Spark can read it: the ``Compress`` that ``container.write`` takes.
 
-    lz4 is slow here: its checksum, which the JVM asks for, is computed in Python.
-
     >>> compress("", b"some bytes")
     b'some bytes'
     """
@@ -105,7 +104,7 @@ def _unpack_lz4(data: bytes, raw_bytes: int) -> bytes:
     parts: list[bytes] = []
     at, left = 0, raw_bytes
     while True:
-        # The checksum goes unread: every frame has a CRC32C of its own, and Python would take longer than all the rest.
+        # The checksum goes unread: every frame has a CRC32C of its own.
         magic, token, packed, count, _ = LZ4_BLOCK.unpack_from(data, at)
         at += LZ4_BLOCK.size
         if magic != LZ4_MAGIC:
@@ -157,28 +156,7 @@ def _xxhash32(data: bytes, seed: int) -> int:
     >>> hex(_xxhash32(b"", 0)), hex(_xxhash32(b"Nobody inspects the spammish repetition", 0))
     ('0x2cc5d05', '0xe2293b2f')
     """
-    p1, p2, p3, p4, p5, mask = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1, 0xFFFFFFFF
-    whole = len(data) & ~15
-    if whole:
-        lanes = [seed + p1 + p2 & mask, seed + p2 & mask, seed, seed - p1 & mask]
-        for words in struct.iter_unpack("<4I", data[:whole]):
-            for i in range(4):
-                lane = lanes[i] + words[i] * p2 & mask
-                lanes[i] = (lane << 13 | lane >> 19) * p1 & mask
-        h = sum((lane << shift | lane >> 32 - shift) & mask for lane, shift in zip(lanes, (1, 7, 12, 18), strict=True))
-    else:
-        h = seed + p5
-    h = h + len(data) & mask
-    words_end = len(data) & ~3
-    for (word,) in struct.iter_unpack("<I", data[whole:words_end]):
-        h = h + word * p3 & mask
-        h = (h << 17 | h >> 15) * p4 & mask
-    for byte in data[words_end:]:
-        h = h + byte * p5 & mask
-        h = (h << 11 | h >> 21) * p1 & mask
-    h = (h ^ h >> 15) * p2 & mask
-    h = (h ^ h >> 13) * p3 & mask
-    return h ^ h >> 16
+    return int(lib.quire_xxhash32(seed, data, len(data)))
 
 
 # ---------------------------------------------------------------------------------------------------- zstd

@@ -4,7 +4,8 @@ A frame is compressed by itself, by the codec that the header names; the end fra
 its own here: who reads or writes compressed files hands in a function that does it.
 """
 
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, BinaryIO, TypeAlias
@@ -31,7 +32,7 @@ class FileKind(IntEnum):
 
 
 class FrameKind(IntEnum):
-    """What a frame holds: a payload of ``quire.checkpoint.delta``, or a piece of an image."""
+    """What a frame holds: a payload of ``quire.checkpoint.delta``, a piece of an image, pages, or a list of parts."""
 
     RECORDS = lib.QUIRE_FRAME_RECORDS
     IMAGE = lib.QUIRE_FRAME_IMAGE
@@ -71,7 +72,7 @@ class Frame:
     """One frame, unpacked."""
 
     kind: FrameKind
-    data: bytes
+    data: bytes | bytearray
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,54 @@ class CheckpointFile:
     since: int = 0
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The content of a ``PARTS`` frame: the files that an image is spread over.
+
+    image_bytes  of the whole image.
+    frame_bytes  what it is cut into; frame k lies in part k modulo the number of parts, and so in the order of k.
+    files        name and bytes of each part.
+
+    >>> parts = Parts(3 << 20, 1 << 20, (("7.5eed.0.qpart", 2097344), ("7.5eed.1.qpart", 1048744)))
+    >>> Parts.decode(parts.encode()) == parts
+    True
+    """
+
+    image_bytes: int
+    frame_bytes: int
+    files: tuple[tuple[str, int], ...]
+
+    def encode(self) -> bytes:
+        """The frame's bytes."""
+        data = [PARTS_HEAD.pack(len(self.files), self.image_bytes, self.frame_bytes)]
+        for name, size in self.files:
+            encoded = name.encode()
+            data += [struct.pack("<H", len(encoded)), encoded, struct.pack("<Q", size)]
+        return b"".join(data)
+
+    @staticmethod
+    def decode(data: bytes) -> "Parts":
+        """What such bytes say; ``CorruptError`` for what makes no sense."""
+        files = []
+        try:
+            count, image_bytes, frame_bytes = PARTS_HEAD.unpack_from(data)
+            at = PARTS_HEAD.size
+            for _ in range(count):
+                (length,) = struct.unpack_from("<H", data, at)
+                name = data[at + 2 : at + 2 + length].decode()
+                (size,) = struct.unpack_from("<Q", data, at + 2 + length)
+                files.append((name, size))
+                at += 10 + length
+        except (struct.error, UnicodeDecodeError) as error:
+            raise CorruptError(f"its list of parts makes no sense: {error}") from error
+        # A frame takes more bytes than its header: no memory is asked for that the files cannot fill.
+        frames = sum(size for _, size in files) // lib.QUIRE_FRAME_HEADER_BYTES
+        if at != len(data) or not files or not frame_bytes or not 0 < image_bytes <= frames * frame_bytes:
+            raise CorruptError(f"its {count} parts cannot hold an image of {image_bytes} bytes")
+        return Parts(image_bytes, frame_bytes, tuple(files))
+
+
+PARTS_HEAD = struct.Struct("<IQI")  # number of parts, bytes of the image, bytes of a frame
 NUMBERS = {"version": 64, "parent_version": 64, "operator_id": 64, "partition_id": 32, "page_bytes": 32, "flags": 32}
 TEXTS = ("store_name", "id", "parent_id", "codec")
 
@@ -158,6 +207,28 @@ def _frame(kind: int, raw_bytes: int, stored: bytes) -> bytes:
     return bytes(ffi.buffer(head)) + stored
 
 
+def pieces(
+    header: FileHeader, frames: Iterable[Frame], keys: int, compress: Compress = store, since: int = 0
+) -> Iterator[bytes]:
+    """The bytes of a whole file: its header, one piece for each frame as it comes, and the end.
+
+    >>> header = FileHeader(FileKind.DELTA, version=7, parent_version=6, operator_id=0, partition_id=3)
+    >>> [len(piece) for piece in pieces(header, [Frame(FrameKind.RECORDS, b"payload")], keys=1)]
+    [80, 31, 56]
+    """
+    end = ffi.new("quire_file_end *", {"keys": _number("keys", keys, 64), "since": _number("since", since, 64)})
+    yield encode(header)
+    for frame in frames:
+        if frame.kind not in list(FrameKind):
+            raise InvalidError(f"kind {frame.kind!r} of a frame: give one of FrameKind")
+        yield _frame(frame.kind, len(frame.data), compress(header.codec, bytes(frame.data)))
+        end.frames += 1
+        end.raw_bytes += len(frame.data)
+    content = ffi.new("uint8_t[]", lib.QUIRE_FRAME_END_BYTES)
+    lib.quire_file_end_encode(end, content)
+    yield _frame(lib.QUIRE_FRAME_END, lib.QUIRE_FRAME_END_BYTES, bytes(ffi.buffer(content)))
+
+
 def write(
     stream: BinaryIO, header: FileHeader, frames: Iterable[Frame], keys: int, compress: Compress = store, since: int = 0
 ) -> None:
@@ -171,17 +242,8 @@ def write(
     >>> found.header == header, found.frames[0].data, found.keys
     (True, b'payload', 1)
     """
-    end = ffi.new("quire_file_end *", {"keys": _number("keys", keys, 64), "since": _number("since", since, 64)})
-    stream.write(encode(header))
-    for frame in frames:
-        if frame.kind not in list(FrameKind):
-            raise InvalidError(f"kind {frame.kind!r} of a frame: give one of FrameKind")
-        stream.write(_frame(frame.kind, len(frame.data), compress(header.codec, frame.data)))
-        end.frames += 1
-        end.raw_bytes += len(frame.data)
-    content = ffi.new("uint8_t[]", lib.QUIRE_FRAME_END_BYTES)
-    lib.quire_file_end_encode(end, content)
-    stream.write(_frame(lib.QUIRE_FRAME_END, lib.QUIRE_FRAME_END_BYTES, bytes(ffi.buffer(content))))
+    for piece in pieces(header, frames, keys, compress, since):
+        stream.write(piece)
 
 
 def read(stream: BinaryIO, decompress: Decompress = unstore) -> CheckpointFile:
@@ -190,25 +252,33 @@ def read(stream: BinaryIO, decompress: Decompress = unstore) -> CheckpointFile:
     ``CorruptError`` for one that is damaged, truncated or has something behind its end; ``VersionError`` for one of a
     later format.
     """
-    header = read_header(stream)
     frames: list[Frame] = []
-    raw_bytes = 0
+    header, keys, since = scan(stream, frames.append, decompress)
+    return CheckpointFile(header, frames, keys, since)
+
+
+def scan(
+    stream: BinaryIO, take: Callable[[Frame], None], decompress: Decompress = unstore
+) -> tuple[FileHeader, int, int]:
+    """As ``read``, but hands each frame on as it comes; gives the header, the keys, and since when a log reaches."""
+    header = read_header(stream)
+    frames = raw_bytes = 0
     while True:
         kind, count, stored = _read_frame(stream)
         if kind == lib.QUIRE_FRAME_END:
             break
-        data = _unpack(decompress, header.codec, stored, count)
-        frames.append(Frame(FrameKind(kind), data))
+        take(Frame(FrameKind(kind), _unpack(decompress, header.codec, stored, count)))
+        frames += 1
         raw_bytes += count
     end = ffi.new("quire_file_end *")
     check(lib.quire_file_end_decode(ffi.from_buffer("uint8_t[]", stored), len(stored), end))
-    if count != len(stored) or end.frames != len(frames) or end.raw_bytes != raw_bytes:
+    if count != len(stored) or end.frames != frames or end.raw_bytes != raw_bytes:
         raise CorruptError(
-            f"its end tells of {end.frames} frames with {end.raw_bytes} bytes, {len(frames)} with {raw_bytes} are there"
+            f"its end tells of {end.frames} frames with {end.raw_bytes} bytes, {frames} with {raw_bytes} are there"
         )
     if stream.read(1):
         raise CorruptError("something follows its end")
-    return CheckpointFile(header, frames, int(end.keys), int(end.since))
+    return header, int(end.keys), int(end.since)
 
 
 def read_header(stream: BinaryIO) -> FileHeader:

@@ -3,7 +3,8 @@
  * Purpose     See delta.h.
  * Layout      delta.h.
  * Invariants  I1 a payload never ends within a record.
- * Ownership   The writer owns one payload buffer, freed before it returns.
+ * Ownership   The writer owns one payload buffer and the scratch of one record, freed before it returns. What waits in a run to be
+ *             applied points into the payload.
  * Threads     As delta.h.
  * Errors      What the sink returns is passed on.
  */
@@ -13,8 +14,14 @@
 #include <stdlib.h>
 
 #define VARINT_BYTES_MAX 10u
+#define LENGTH_BYTES     4u /* before each of several values */
 #define RUN_ROWS         256
 #define RUN_BYTES        (64u << 10)
+/* Shorter values are written whole: a patch would save little, and costs a look-up of the old value when it is applied. */
+#define PATCHED_BYTES_MIN (32u + LENGTH_BYTES)
+/* Runs that are closer than this become one: two lengths would take about as much as the bytes between. */
+#define PATCH_GAP_BYTES   4u
+#define PATCH_CHECK_BYTES 2u
 
 typedef struct {
     quire_delta_sink sink;
@@ -25,8 +32,8 @@ typedef struct {
     const quire_set_info *family;
     bool family_written; /* in this payload */
     bool list;
-    quire_kv *older_kv; /* the family before, NULL: it was not there */
     quire_buffer older_values;
+    quire_buffer patch; /* own holds it */
 } delta_writer;
 
 /* ------------------------------------------------------------------------------------------------ writing */
@@ -38,6 +45,22 @@ static size_t varint_put(uint8_t *bytes, uint64_t value) {
     }
     bytes[count++] = (uint8_t)value;
     return count;
+}
+
+/* Tells apart values that a patch might be applied to by mistake, at the price of adding up their words. */
+static uint16_t patch_check_of(const uint8_t *value, size_t count) {
+    uint64_t sum = count, word = 0;
+    size_t at = 0;
+    for (; at + 8 <= count; at += 8) {
+        memcpy(&word, value + at, 8);
+        sum += word;
+    }
+    if (at < count) {
+        word = 0;
+        memcpy(&word, value + at, count - at);
+        sum += word;
+    }
+    return (uint16_t)(sum * 0x9E3779B97F4A7C15u >> 48);
 }
 
 static int payload_flush(delta_writer *writer) {
@@ -86,63 +109,164 @@ static int family_begin(delta_writer *writer) {
     return name_write(writer, QUIRE_DELTA_FAMILY, writer->family);
 }
 
-static int record_write(delta_writer *writer, quire_delta_op op, const uint8_t *key, size_t key_bytes,
-                        const uint8_t *values, size_t values_bytes, uint64_t value_count) {
+static int record_write(delta_writer *writer, const quire_delta_record *record) {
+    quire_delta_op op = record->op;
     QUIRE_TRY(family_begin(writer));
-    QUIRE_TRY(payload_room(writer, 1 + 3 * VARINT_BYTES_MAX + key_bytes + values_bytes));
+    QUIRE_TRY(payload_room(writer, 1 + 3 * VARINT_BYTES_MAX + record->key_bytes + record->value_bytes));
     uint8_t head[1 + 3 * VARINT_BYTES_MAX] = {(uint8_t)op};
     size_t head_bytes = 1;
-    head_bytes += varint_put(head + head_bytes, key_bytes);
+    head_bytes += varint_put(head + head_bytes, record->key_bytes);
+    if (op == QUIRE_DELTA_PATCH) {
+        head_bytes += varint_put(head + head_bytes, record->patched_bytes);
+    }
     if (op != QUIRE_DELTA_REMOVE) {
-        head_bytes += varint_put(head + head_bytes, values_bytes);
+        head_bytes += varint_put(head + head_bytes, record->value_bytes);
     }
     if (op == QUIRE_DELTA_PUT_ALL || op == QUIRE_DELTA_APPEND) {
-        head_bytes += varint_put(head + head_bytes, value_count);
+        head_bytes += varint_put(head + head_bytes, record->value_count);
     }
     payload_add(writer, head, head_bytes);
-    payload_add(writer, key, key_bytes);
-    payload_add(writer, values, values_bytes);
+    payload_add(writer, record->key, record->key_bytes);
+    payload_add(writer, record->value, record->value_bytes);
     return QUIRE_OK;
 }
 
-/* How many bytes and values the key had, if its new values begin with them; else 0 and *begins is false. */
-static int beginning(delta_writer *writer, const uint8_t *key, size_t key_bytes, const uint8_t *values,
-                     size_t values_bytes, uint64_t *older_count, bool *begins) {
-    *older_count = 0;
-    writer->older_values.count = 0;
-    int rc = writer->older_kv == NULL
-                 ? QUIRE_E_NOTFOUND
-                 : quire_kv_get_all(writer->older_kv, key, key_bytes, &writer->older_values, older_count);
-    const quire_buffer *older = &writer->older_values;
-    *begins = rc == QUIRE_E_NOTFOUND ||
-              (rc == QUIRE_OK && older->count <= values_bytes && memcmp(older->bytes, values, older->count) == 0);
-    return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
+/* Makes a patch of at most bytes_max bytes. The run at hand, from start to end of the newer value, may grow yet. */
+typedef struct {
+    const uint8_t *newer;
+    uint8_t *patch;
+    size_t patch_bytes, bytes_max;
+    size_t start, end;
+    size_t done; /* where the run before ended */
+} patch_maker;
+
+/* False if the patch gets too long. */
+static bool patch_end_run(patch_maker *maker) {
+    size_t count = maker->end - maker->start;
+    if (count == 0) {
+        return true;
+    }
+    uint8_t head[2 * VARINT_BYTES_MAX];
+    size_t head_bytes = varint_put(head, maker->start - maker->done);
+    head_bytes += varint_put(head + head_bytes, count);
+    if (head_bytes + count > maker->bytes_max - maker->patch_bytes) {
+        return false;
+    }
+    memcpy(maker->patch + maker->patch_bytes, head, head_bytes);
+    memcpy(maker->patch + maker->patch_bytes + head_bytes, maker->newer + maker->start, count);
+    maker->patch_bytes += head_bytes + count;
+    maker->done = maker->end;
+    return true;
 }
 
-static int change_write(void *context, const uint8_t *key, size_t key_bytes, const uint8_t *values, size_t values_bytes,
-                        uint64_t value_count) {
-    delta_writer *writer = context;
-    if (values == NULL) {
-        return record_write(writer, QUIRE_DELTA_REMOVE, key, key_bytes, NULL, 0, 0);
+/* The bytes from start to end differ. */
+static bool patch_add(patch_maker *maker, size_t start, size_t end) {
+    if (maker->end == maker->start || start - maker->end >= PATCH_GAP_BYTES) {
+        if (!patch_end_run(maker)) {
+            return false;
+        }
+        maker->start = start;
     }
-    if (writer->list) {
-        uint64_t older_count;
-        bool begins;
-        QUIRE_TRY(beginning(writer, key, key_bytes, values, values_bytes, &older_count, &begins));
-        if (begins) {
-            size_t older_bytes = older_count == 0 ? 0 : writer->older_values.count;
-            return value_count == older_count
-                       ? QUIRE_OK /* it is again what it was */
-                       : record_write(writer, QUIRE_DELTA_APPEND, key, key_bytes, values + older_bytes,
-                                      values_bytes - older_bytes, value_count - older_count);
+    maker->end = end;
+    return true;
+}
+
+/* Rows of Spark are words of 8 bytes, of which a few change: these are compared whole, and written from the first byte that differs to the
+ * last. */
+static bool patch_make(patch_maker *maker, const uint8_t *older, size_t older_bytes, size_t newer_bytes) {
+    size_t common = older_bytes < newer_bytes ? older_bytes : newer_bytes;
+    size_t at = 0;
+    for (; at + 8 <= common; at += 8) {
+        uint64_t before, after;
+        memcpy(&before, older + at, 8);
+        memcpy(&after, maker->newer + at, 8);
+        uint64_t differs = before ^ after;
+        if (differs != 0 && !patch_add(maker, at + (size_t)(__builtin_ctzll(differs) / 8),
+                                       at + 8 - (size_t)(__builtin_clzll(differs) / 8))) {
+            return false;
         }
     }
-    if (value_count == 1) {
-        const size_t length_bytes = 4;
-        return record_write(writer, QUIRE_DELTA_PUT, key, key_bytes, values + length_bytes, values_bytes - length_bytes,
-                            1);
+    for (; at < common; at++) {
+        if (older[at] != maker->newer[at] && !patch_add(maker, at, at + 1)) {
+            return false;
+        }
     }
-    return record_write(writer, QUIRE_DELTA_PUT_ALL, key, key_bytes, values, values_bytes, value_count);
+    return (newer_bytes == common || patch_add(maker, common, newer_bytes)) && patch_end_run(maker);
+}
+
+/* The value as what changed in it, if that saves a quarter of its bytes; *written says whether it does. */
+static int patch_write(delta_writer *writer, const quire_change *change, bool *written) {
+    const uint8_t *older = writer->older_values.bytes + LENGTH_BYTES;
+    size_t older_bytes = writer->older_values.count - LENGTH_BYTES;
+    size_t newer_bytes = change->values_bytes - LENGTH_BYTES;
+    patch_maker maker = {.newer = change->values + LENGTH_BYTES,
+                         .patch_bytes = PATCH_CHECK_BYTES,
+                         .bytes_max = newer_bytes - newer_bytes / 4};
+    QUIRE_TRY(quire_buffer_grow(&writer->patch, maker.bytes_max));
+    maker.patch = writer->patch.own;
+    uint16_t check = patch_check_of(older, older_bytes);
+    memcpy(maker.patch, &check, PATCH_CHECK_BYTES);
+    *written = patch_make(&maker, older, older_bytes, newer_bytes);
+    return *written ? record_write(writer, &(quire_delta_record){.op = QUIRE_DELTA_PATCH,
+                                                                 .key = change->key,
+                                                                 .key_bytes = change->key_bytes,
+                                                                 .value = maker.patch,
+                                                                 .value_bytes = maker.patch_bytes,
+                                                                 .patched_bytes = newer_bytes})
+                    : QUIRE_OK;
+}
+
+/* The values that are new, behind those that the key had, if these begin them; *written says whether they do. */
+static int append_write(delta_writer *writer, const quire_change *change, uint64_t older_count, bool *written) {
+    const quire_buffer *older = &writer->older_values;
+    size_t older_bytes = older_count == 0 ? 0 : older->count;
+    *written = older_bytes == 0 ||
+               (older_bytes <= change->values_bytes && memcmp(older->bytes, change->values, older_bytes) == 0);
+    if (!*written || change->value_count == older_count) {
+        return QUIRE_OK; /* it is again what it was */
+    }
+    return record_write(writer, &(quire_delta_record){.op = QUIRE_DELTA_APPEND,
+                                                      .key = change->key,
+                                                      .key_bytes = change->key_bytes,
+                                                      .value = change->values + older_bytes,
+                                                      .value_bytes = change->values_bytes - older_bytes,
+                                                      .value_count = change->value_count - older_count});
+}
+
+/* By what it was, if that makes it shorter. */
+static int update_write(delta_writer *writer, const quire_change *change, bool *written) {
+    uint64_t older_count = 0;
+    int rc = quire_change_older(change, &writer->older_values, &older_count);
+    if (rc != QUIRE_OK && rc != QUIRE_E_NOTFOUND) {
+        return rc;
+    }
+    if (writer->list) {
+        QUIRE_TRY(append_write(writer, change, older_count, written));
+    }
+    bool patchable = older_count == 1 && writer->older_values.count >= LENGTH_BYTES && change->value_count == 1 &&
+                     change->values_bytes >= PATCHED_BYTES_MIN;
+    return *written || !patchable ? QUIRE_OK : patch_write(writer, change, written);
+}
+
+static int change_write(void *context, const quire_change *change) {
+    delta_writer *writer = context;
+    quire_delta_record record = {.op = QUIRE_DELTA_REMOVE, .key = change->key, .key_bytes = change->key_bytes};
+    if (change->values == NULL) {
+        return record_write(writer, &record);
+    }
+    if (writer->list || (change->value_count == 1 && change->values_bytes >= PATCHED_BYTES_MIN)) {
+        bool written = false;
+        QUIRE_TRY(update_write(writer, change, &written));
+        if (written) {
+            return QUIRE_OK;
+        }
+    }
+    size_t skipped = change->value_count == 1 ? LENGTH_BYTES : 0;
+    record.op = change->value_count == 1 ? QUIRE_DELTA_PUT : QUIRE_DELTA_PUT_ALL;
+    record.value = change->values + skipped;
+    record.value_bytes = change->values_bytes - skipped;
+    record.value_count = change->value_count;
+    return record_write(writer, &record);
 }
 
 static int everything_write(delta_writer *writer, quire_kv *kv) {
@@ -151,12 +275,16 @@ static int everything_write(delta_writer *writer, quire_kv *kv) {
     quire_buffer key = {0}, values = {0};
     int rc;
     for (;;) {
-        uint64_t value_count;
-        rc = quire_cursor_next_all(cursor, &key, &values, &value_count);
+        quire_change change = {0};
+        rc = quire_cursor_next_all(cursor, &key, &values, &change.value_count);
         if (rc != QUIRE_OK) {
             break;
         }
-        rc = change_write(writer, key.bytes, key.count, values.bytes, values.count, value_count);
+        change.key = key.bytes;
+        change.key_bytes = key.count;
+        change.values = values.bytes;
+        change.values_bytes = values.count;
+        rc = change_write(writer, &change);
         if (rc != QUIRE_OK) {
             break;
         }
@@ -197,7 +325,6 @@ static int family_write(delta_writer *writer, quire_arena *arena, quire_snap *ol
                             : quire_kv_open_snap(older, before->name, (quire_kind)before->kind, &older_kv);
     if (rc == QUIRE_OK) {
         writer->list = is_list(writer, writer->family->name);
-        writer->older_kv = older_kv;
         rc = before == NULL ? everything_write(writer, newer_kv)
                             : quire_kv_changes(newer_kv, older_kv, change_write, writer);
     }
@@ -274,6 +401,7 @@ int quire_delta_write(quire_arena *arena, quire_snap *older, const char *const *
     free(before);
     quire_buffer_free(&writer.payload);
     quire_buffer_free(&writer.older_values);
+    quire_buffer_free(&writer.patch);
     return rc;
 }
 
@@ -344,6 +472,41 @@ static int values_check(const quire_delta_record *record) {
     return count == record->value_count && count != 0 ? QUIRE_OK : bad_record("its values are not as many as it says");
 }
 
+/* The next run of a patch: bytes kept and new ones; *run is never NULL then. */
+static int patch_run_get(quire_delta_reader *patch, uint64_t *kept, const uint8_t **run, size_t *run_bytes) {
+    uint64_t count;
+    QUIRE_TRY(varint_get(patch, kept));
+    QUIRE_TRY(varint_get(patch, &count));
+    if (count == 0) {
+        return bad_record("a run of its patch is empty");
+    }
+    return bytes_get(patch, count, run, run_bytes);
+}
+
+static quire_delta_reader patch_runs(const quire_delta_record *record) {
+    return (quire_delta_reader){record->value + PATCH_CHECK_BYTES, record->value + record->value_bytes};
+}
+
+/* The runs lie within the new value. */
+static int patch_check(const quire_delta_record *record) {
+    if (record->value_bytes < PATCH_CHECK_BYTES) {
+        return bad_record("its patch has no check");
+    }
+    quire_delta_reader patch = patch_runs(record);
+    uint64_t left = record->patched_bytes;
+    while (patch.next != patch.end) {
+        uint64_t kept;
+        const uint8_t *run;
+        size_t run_bytes;
+        QUIRE_TRY(patch_run_get(&patch, &kept, &run, &run_bytes));
+        if (kept > left || run_bytes > left - kept) {
+            return bad_record("its patch runs over the end of the value");
+        }
+        left -= kept + run_bytes;
+    }
+    return QUIRE_OK;
+}
+
 int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
     if (reader->next == reader->end) {
         return QUIRE_E_NOTFOUND;
@@ -358,11 +521,15 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
     case QUIRE_DELTA_PUT_ALL:
     case QUIRE_DELTA_REMOVE:
     case QUIRE_DELTA_APPEND:
+    case QUIRE_DELTA_PATCH:
         break;
     default:
         return bad_record("its kind is unknown");
     }
     QUIRE_TRY(varint_get(reader, &key_bytes));
+    if (record->op == QUIRE_DELTA_PATCH) {
+        QUIRE_TRY(varint_get(reader, &record->patched_bytes));
+    }
     if (record->op != QUIRE_DELTA_REMOVE) {
         QUIRE_TRY(varint_get(reader, &value_bytes));
     }
@@ -375,6 +542,9 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
         return QUIRE_OK;
     }
     QUIRE_TRY(bytes_get(reader, value_bytes, &record->value, &record->value_bytes));
+    if (record->op == QUIRE_DELTA_PATCH) {
+        return patch_check(record);
+    }
     return record->op == QUIRE_DELTA_PUT ? QUIRE_OK : values_check(record);
 }
 
@@ -406,11 +576,20 @@ static int values_put(quire_kv *kv, const quire_delta_record *record) {
     return QUIRE_OK;
 }
 
-/* Puts that follow each other are done together, so that the memory of several keys is asked for at once. */
+/* Puts and patches are done many at a time, so that the memory of several keys is asked for at once. They wait in two runs; patches are
+ * done later than the puts before them, and may be so: no key is in both (delta.h I1). */
 typedef struct {
-    quire_kv *kv;
     quire_column keys, values;
 } put_run;
+
+typedef struct {
+    quire_kv *kv;
+    put_run puts, patched;
+    quire_delta_record patches[RUN_ROWS]; /* of patched.keys */
+    uint64_t patched_bytes;               /* of what they lead to */
+    quire_column older;                   /* the values that these keys have */
+    quire_buffer value;                   /* own holds the one being made */
+} delta_runs;
 
 static quire_rows rows_of(const quire_column *column) {
     return (quire_rows){.bytes = column->bytes,
@@ -424,39 +603,120 @@ static void column_clear(quire_column *column) {
     column->row_count = 0;
 }
 
-static int run_end(put_run *run) {
-    if (run->keys.row_count == 0) {
-        return QUIRE_OK;
-    }
+static int run_put(quire_kv *kv, put_run *run) {
     quire_rows keys = rows_of(&run->keys), values = rows_of(&run->values);
     int64_t done;
-    int rc = quire_kv_put_many(run->kv, &keys, &values, &done);
+    int rc = keys.row_count == 0 ? QUIRE_OK : quire_kv_put_many(kv, &keys, &values, &done);
     column_clear(&run->keys);
     column_clear(&run->values);
     return rc;
 }
 
-static int run_add(put_run *run, const quire_delta_record *record) {
-    QUIRE_TRY(quire_column_add(&run->keys, record->key, record->key_bytes));
-    QUIRE_TRY(quire_column_add(&run->values, record->value, record->value_bytes));
-    return run->keys.row_count < RUN_ROWS && run->values.bytes_count < RUN_BYTES ? QUIRE_OK : run_end(run);
+static void run_free(put_run *run) {
+    quire_column_free(&run->keys);
+    quire_column_free(&run->values);
 }
 
-static int record_apply(quire_arena *arena, const quire_delta_record *record, put_run *run) {
-    if (record->op == QUIRE_DELTA_PUT) {
-        return run->kv == NULL ? bad_record("it belongs to no family") : run_add(run, record);
+typedef struct {
+    const uint8_t *bytes;
+    size_t count;
+} older_value;
+
+static older_value column_at(const quire_column *column, int64_t row) {
+    int64_t start = column->offsets32 != NULL ? column->offsets32[row] : column->offsets64[row];
+    int64_t end = column->offsets32 != NULL ? column->offsets32[row + 1] : column->offsets64[row + 1];
+    return (older_value){column->bytes + start, (size_t)(end - start)};
+}
+
+static int patch_keep(older_value older, size_t at, size_t count, uint8_t *value) {
+    if (count == 0) {
+        return QUIRE_OK;
     }
-    QUIRE_TRY(run_end(run));
-    if (record->op == QUIRE_DELTA_FAMILY || record->op == QUIRE_DELTA_DROP) {
-        return family_open(arena, record, &run->kv);
+    if (at + count > older.count) {
+        return bad_record("its patch keeps more bytes than the old value has");
     }
-    if (run->kv == NULL) {
+    memcpy(value + at, older.bytes + at, count);
+    return QUIRE_OK;
+}
+
+/* The value that a patch makes of the older one, to value->own. quire_delta_next has seen to it that the runs lie within the new value. */
+static int patch_apply(const quire_delta_record *record, older_value older, quire_buffer *value) {
+    quire_delta_reader patch = patch_runs(record);
+    size_t value_bytes = record->patched_bytes, at = 0;
+    uint16_t check;
+    memcpy(&check, record->value, PATCH_CHECK_BYTES);
+    if (check != patch_check_of(older.bytes, older.count)) {
+        return bad_record("its patch was made from another value than the key has");
+    }
+    if (value_bytes > older.count && value_bytes - older.count > record->value_bytes) {
+        return bad_record("its patch keeps more bytes than the old value has");
+    }
+    QUIRE_TRY(quire_buffer_grow(value, value_bytes));
+    while (patch.next != patch.end) {
+        uint64_t kept;
+        const uint8_t *run;
+        size_t run_bytes;
+        QUIRE_TRY(patch_run_get(&patch, &kept, &run, &run_bytes));
+        QUIRE_TRY(patch_keep(older, at, kept, value->own));
+        memcpy(value->own + at + kept, run, run_bytes);
+        at += kept + run_bytes;
+    }
+    return patch_keep(older, at, value_bytes - at, value->own);
+}
+
+static int patches_end(delta_runs *runs) {
+    put_run *run = &runs->patched;
+    quire_rows keys = rows_of(&run->keys);
+    if (keys.row_count == 0) {
+        return QUIRE_OK;
+    }
+    column_clear(&runs->older);
+    QUIRE_TRY(quire_kv_get_many(runs->kv, &keys, &runs->older));
+    if (runs->older.null_count != 0) {
+        return bad_record("it is a patch of a value that is not there");
+    }
+    for (int64_t row = 0; row < keys.row_count; row++) {
+        QUIRE_TRY(patch_apply(&runs->patches[row], column_at(&runs->older, row), &runs->value));
+        QUIRE_TRY(quire_column_add(&run->values, runs->value.own, runs->patches[row].patched_bytes));
+    }
+    runs->patched_bytes = 0;
+    return run_put(runs->kv, run);
+}
+
+static int runs_end(delta_runs *runs) {
+    QUIRE_TRY(run_put(runs->kv, &runs->puts));
+    return patches_end(runs);
+}
+
+static int runs_add(delta_runs *runs, const quire_delta_record *record) {
+    if (record->op == QUIRE_DELTA_PATCH) {
+        runs->patches[runs->patched.keys.row_count] = *record;
+        QUIRE_TRY(quire_column_add(&runs->patched.keys, record->key, record->key_bytes));
+        runs->patched_bytes += record->patched_bytes;
+        return runs->patched.keys.row_count < RUN_ROWS && runs->patched_bytes < RUN_BYTES ? QUIRE_OK : runs_end(runs);
+    }
+    put_run *run = &runs->puts;
+    QUIRE_TRY(quire_column_add(&run->keys, record->key, record->key_bytes));
+    QUIRE_TRY(quire_column_add(&run->values, record->value, record->value_bytes));
+    return run->keys.row_count < RUN_ROWS && run->values.bytes_count < RUN_BYTES ? QUIRE_OK : run_put(runs->kv, run);
+}
+
+static int record_apply(quire_arena *arena, const quire_delta_record *record, delta_runs *runs) {
+    bool names_family = record->op == QUIRE_DELTA_FAMILY || record->op == QUIRE_DELTA_DROP;
+    if (runs->kv == NULL && !names_family) {
         return bad_record("it belongs to no family");
     }
-    if (record->op == QUIRE_DELTA_PUT_ALL || record->op == QUIRE_DELTA_APPEND) {
-        return values_put(run->kv, record);
+    if (record->op == QUIRE_DELTA_PUT || record->op == QUIRE_DELTA_PATCH) {
+        return runs_add(runs, record);
     }
-    int rc = quire_kv_remove(run->kv, record->key, record->key_bytes);
+    QUIRE_TRY(runs_end(runs));
+    if (names_family) {
+        return family_open(arena, record, &runs->kv);
+    }
+    if (record->op == QUIRE_DELTA_PUT_ALL || record->op == QUIRE_DELTA_APPEND) {
+        return values_put(runs->kv, record);
+    }
+    int rc = quire_kv_remove(runs->kv, record->key, record->key_bytes);
     return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
 }
 
@@ -464,20 +724,22 @@ int quire_delta_apply(quire_arena *arena, const uint8_t *payload, size_t count) 
     QUIRE_TRY(quire_arena_enter(arena));
     quire_delta_reader reader = {payload, payload + count};
     quire_delta_record record;
-    put_run run = {0};
+    delta_runs runs = {0};
     int rc;
     while ((rc = quire_delta_next(&reader, &record)) == QUIRE_OK) {
-        rc = record_apply(arena, &record, &run);
+        rc = record_apply(arena, &record, &runs);
         if (rc != QUIRE_OK) {
             break;
         }
     }
     if (rc == QUIRE_E_NOTFOUND) {
-        rc = run_end(&run);
+        rc = runs_end(&runs);
     }
-    quire_kv_close(run.kv);
-    quire_column_free(&run.keys);
-    quire_column_free(&run.values);
+    quire_kv_close(runs.kv);
+    run_free(&runs.puts);
+    run_free(&runs.patched);
+    quire_column_free(&runs.older);
+    quire_buffer_free(&runs.value);
     quire_arena_leave(arena);
     return rc;
 }

@@ -10,9 +10,16 @@
  *             u8 4  put all  varint key bytes, varint bytes of values, varint count, key, values: each a u32 length and its bytes
  *             u8 5  remove   varint key bytes, key
  *             u8 6  append   as put all: the values come behind those that the key has, if any
+ *             u8 7  patch    varint key bytes, varint bytes of the new value, varint patch bytes, key, patch: the key's one value is replaced
+ *                            by another one: the old bytes at the same places but for some runs. A patch is a u16 check of the
+ *                            old value and the runs, each varint bytes kept since the run before, varint count (not 0), count new bytes;
+ *                            what lies behind the last is kept. The check: the sum of the old value's u64 words, the last
+ *                            filled up with zeros, and its length, times 0x9E3779B97F4A7C15, modulo 2^64; the top 16 bits.
  *             A varint has 7 bits a byte, the lowest first, the top bit set on all but the last.
  *
  * Invariants  I1 a key occurs at most once in the payloads of one delta; drops of a family come before its records.
+ *             I2 a patch is applied to the value that it was made from. A delta is applied to the state that it starts from; where two
+ *                writers made different states of one version, the check tells.
  * Ownership   The sink's bytes live until it returns. A reader's bytes point into its payload.
  * Threads     Writing: as quire_kv_changes, on a live arena by the writer. Applying: the writer. Reading: any.
  * Errors      QUIRE_E_CORRUPT for a payload that does not decode; what came before the bad record has been applied then, so the
@@ -27,7 +34,8 @@
 
 typedef int (*quire_delta_sink)(void *context, const uint8_t *payload, size_t count);
 /* From older (NULL: an empty state) to the arena's state being written. Families in lists mostly grow by appending: where a key's old
- * values begin its new ones, only the rest is written, at the price of a look-up in older for each changed key. */
+ * values begin its new ones, only the rest is written. Of a long value that replaces another one, only what differs is written where that
+ * is less. */
 int quire_delta_write(quire_arena *arena, quire_snap *older, const char *const *lists, size_t list_count,
                       quire_delta_sink sink, void *context);
 int quire_delta_apply(quire_arena *arena, const uint8_t *payload, size_t count);
@@ -39,6 +47,7 @@ typedef enum {
     QUIRE_DELTA_PUT_ALL = 4,
     QUIRE_DELTA_REMOVE = 5,
     QUIRE_DELTA_APPEND = 6,
+    QUIRE_DELTA_PATCH = 7,
 } quire_delta_op;
 
 typedef struct {
@@ -50,9 +59,10 @@ typedef struct {
     uint32_t kind;      /* of a family */
     const uint8_t *key; /* or the family's name */
     size_t key_bytes;
-    const uint8_t *value;
+    const uint8_t *value; /* several values with their lengths; of a patch, its bytes */
     size_t value_bytes;
     uint64_t value_count;
+    uint64_t patched_bytes; /* of the value that a patch leads to */
 } quire_delta_record;
 /* QUIRE_OK, QUIRE_E_NOTFOUND at the end, QUIRE_E_CORRUPT. */
 int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record);

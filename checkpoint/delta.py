@@ -16,7 +16,8 @@ from quire.structures.maps import split_values
 
 
 class Op(IntEnum):
-    """What a record does. ``PUT_ALL`` replaces a key's values by several, ``PUT`` by one; ``APPEND`` adds to them."""
+    """What a record does to a key. ``PUT_ALL`` replaces its values by several, ``PUT`` by one; ``APPEND`` adds to them;
+    ``PATCH`` changes parts of its one value."""
 
     FAMILY = lib.QUIRE_DELTA_FAMILY
     DROP = lib.QUIRE_DELTA_DROP
@@ -24,6 +25,32 @@ class Op(IntEnum):
     PUT_ALL = lib.QUIRE_DELTA_PUT_ALL
     REMOVE = lib.QUIRE_DELTA_REMOVE
     APPEND = lib.QUIRE_DELTA_APPEND
+    PATCH = lib.QUIRE_DELTA_PATCH
+
+
+@dataclass(frozen=True)
+class Patch:
+    """How one value became another: the old bytes at the same places, but for some pieces.
+
+    count   bytes of the new value.
+    pieces  where in it each piece lies, and its bytes; in order.
+
+    >>> Patch(5, ((1, b"xy"),)).apply(b"abcdefgh")
+    b'axyde'
+    """
+
+    count: int
+    pieces: tuple[tuple[int, bytes], ...]
+
+    def apply(self, older: bytes) -> bytes:
+        """What becomes of the value that it was made from; ``CorruptError`` for one that is too short to be that."""
+        value, at = bytearray(), 0
+        for start, piece in (*self.pieces, (self.count, b"")):
+            value += older[at:start] + piece
+            at = start + len(piece)
+        if len(value) != self.count:
+            raise CorruptError(f"a patch keeps more bytes than the old value has, of which there are {len(older)}")
+        return bytes(value)
 
 
 @dataclass(frozen=True)
@@ -34,6 +61,7 @@ class Record:
     ordered  whether that is an ordered map; False for a dropped one, whatever it was.
     key      empty in records that name a family.
     values   what the key has from then on (``PUT`` one, ``PUT_ALL`` several) or has besides (``APPEND``); else none.
+    patch    what is new in the key's value (``PATCH``); else None.
     """
 
     op: Op
@@ -41,6 +69,7 @@ class Record:
     ordered: bool
     key: bytes = b""
     values: tuple[bytes, ...] = ()
+    patch: Patch | None = None
 
 
 @ffi.def_extern(name="quire_python_take_payload", error=STOP, onerror=keep_error)  # type: ignore[untyped-decorator]
@@ -53,7 +82,8 @@ def write(arena: Arena, older: ArenaSnapshot | None = None, lists: Collection[st
     """What changed from an older snapshot of the arena (None: from nothing) to its state being written, as payloads.
 
     Nothing changed gives no payloads. The cost follows the changes, not the size. Of the maps named in lists, where a
-    key's old values begin its new ones, only those behind them are written.
+    key's old values begin its new ones, only those behind them are written. Of a long value that replaces another one,
+    only what differs is written where that is less.
 
     >>> import quire
     >>> with quire.PageManager() as pm:
@@ -88,7 +118,7 @@ def _write(arena: Arena, older: Any, names: list[Any]) -> list[bytes]:
 
 
 def apply(arena: Arena, payload: bytes) -> None:
-    """Does what one payload says to the state being written.
+    """Does what one payload says to the state being written, which must be the one that the delta starts from.
 
     After a ``CorruptError`` what came before the bad record has been done: abort the arena.
 
@@ -149,6 +179,30 @@ def _record(found: Any, family: Record | None) -> Record:
     if family is None:
         raise CorruptError("a record of a delta makes no sense: it belongs to no family")
     value = bytes(ffi.buffer(found.value, found.value_bytes)) if found.value_bytes else b""
+    if op == Op.PATCH:
+        return Record(op, family.family, family.ordered, key, patch=Patch(found.patched_bytes, _pieces(value)))
     several = op in (Op.PUT_ALL, Op.APPEND)
     values = split_values(value, found.value_count) if several else [value] * found.value_count
     return Record(op, family.family, family.ordered, key, tuple(values))
+
+
+def _pieces(patch: bytes) -> tuple[tuple[int, bytes], ...]:
+    """The runs of a patch that quire_delta_next has found good, behind its check of two bytes."""
+    pieces, place, next = [], 0, 2
+    while next < len(patch):
+        kept, next = _varint(patch, next)
+        count, next = _varint(patch, next)
+        pieces.append((place + kept, patch[next : next + count]))
+        place += kept + count
+        next += count
+    return tuple(pieces)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at a place, and where it ends."""
+    value = shift = 0
+    while data[at] & 0x80:
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+    return value | data[at] << shift, at + 1

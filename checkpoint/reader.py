@@ -10,14 +10,15 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from quire._native import lib
-from quire.checkpoint import container, delta
+from quire.checkpoint import container, delta, fault
 from quire.checkpoint.codecs import decompress
-from quire.checkpoint.container import CheckpointFile, FileHeader, FileKind, FrameKind
-from quire.checkpoint.delta import Record
+from quire.checkpoint.container import CheckpointFile, FileHeader, FileKind, Frame, FrameKind, Parts
+from quire.checkpoint.delta import Op, Record
 from quire.checkpoint.storage import Storage, faults, join, retrying, storage_for
 from quire.pagemgr.errors import (
     CorruptError,
@@ -29,13 +30,17 @@ from quire.pagemgr.errors import (
     QuireError,
     VersionError,
 )
-from quire.structures import PageManager
+from quire.structures import Map, PageManager, Snapshot
 
 DEFAULT_STORE = "default"
 SUFFIXES = {FileKind.DELTA: "qdelta", FileKind.BASE: "qbase"}
 FRAMES = {FileKind.DELTA: FrameKind.RECORDS, FileKind.BASE: FrameKind.IMAGE}
 # Longer numbers are nobody's version.
 FILE_NAME = re.compile(r"(\d{1,18})(?:_([^.]+))?\.(qdelta|qbase)")
+PART_NAME = re.compile(r"(\d{1,18})(?:_([^.]+))?\.([0-9a-f]{1,32})\.(\d{1,6})\.qpart")
+PART_THREADS = 8
+# Column families that Spark keeps for itself; the counts of keys in checkpoints leave them out.
+INTERNAL_PREFIX = "$"
 # state/<operator>/<partition>/<store>; the default store has no folder of its own.
 STATE_FOLDER = "state"
 STATE_DEPTH = 3
@@ -115,13 +120,27 @@ class Line:
 
 
 class Listing:
-    """The files of a store at one moment."""
+    """The files of a store at one moment. parts: of bases, or left by a writer that did not come to its base."""
 
-    def __init__(self, files: list[StoredFile]) -> None:
+    def __init__(self, files: list[StoredFile], parts: list[StoredFile]) -> None:
         self.files = files
+        self.parts = parts
         self.deltas = {file.version: file for file in files if file.kind == FileKind.DELTA}
         self.bases = {file.version: file for file in files if file.kind == FileKind.BASE}
         self.versions = sorted({file.version for file in files})
+
+
+def families(state: PageManager | Snapshot) -> dict[str, Map]:
+    """The column families of a state, by name."""
+    return {
+        name: state.ordered_map(name) if kind == "ordered_map" else state.map(name)
+        for name, kind in sorted(state.sets().items())
+    }
+
+
+def counted_keys(state: PageManager | Snapshot) -> list[int]:
+    """Keys in each family but Spark's own."""
+    return [len(found) for name, found in families(state).items() if not name.startswith(INTERNAL_PREFIX)]
 
 
 def steadily(call: Callable[[], Result]) -> Result:
@@ -184,14 +203,17 @@ class Store:
 
     def listing(self) -> Listing:
         """All its files, for those who look at several things of the same moment."""
-        found = []
+        files, parts = [], []
         for entry in self._storage.list(self._path):
-            match = FILE_NAME.fullmatch(entry.name)
-            if match and not entry.is_dir:
+            path = join(self._path, entry.name)
+            if entry.is_dir:
+                continue
+            if match := FILE_NAME.fullmatch(entry.name):
                 kind = FileKind.BASE if match[3] == SUFFIXES[FileKind.BASE] else FileKind.DELTA
-                version = Version(int(match[1]), match[2] or "")
-                found.append(StoredFile(join(self._path, entry.name), version, kind, entry.size))
-        return Listing(sorted(found, key=lambda file: (file.version, file.kind)))
+                files.append(StoredFile(path, _version(match), kind, entry.size))
+            elif match := PART_NAME.fullmatch(entry.name):
+                parts.append(StoredFile(path, _version(match), FileKind.PART, entry.size))
+        return Listing(sorted(files, key=lambda file: (file.version, file.kind)), parts)
 
     def resolve(self, version: int | None = None, id: str | None = None) -> Version:
         """The version of that number and id, or the newest; without an id, the one that the newest grew out of."""
@@ -287,19 +309,96 @@ class Store:
             return self._read(file, read)
 
     def read(self, file: StoredFile) -> CheckpointFile:
-        """A whole file, verified to the last byte."""
+        """A whole file, verified to the last byte; the image of a base that has parts is put together."""
 
         def read() -> CheckpointFile:
             with self._storage.open(file.path) as stream:
-                return container.read(stream, decompress)
+                found = container.read(stream, decompress)
+            self._check_identity(file, found.header)
+            if file.kind == FileKind.BASE and any(frame.kind == FrameKind.PARTS for frame in found.frames):
+                if len(found.frames) != 1:
+                    raise CorruptError(f"it has {len(found.frames)} frames, and one of them is a list of parts")
+                parts = Parts.decode(bytes(found.frames[0].data))
+                return replace(found, frames=[Frame(FrameKind.IMAGE, self._image(file, found.header, parts))])
+            return found
 
         with self._naming(file):
             found = self._read(file, read)
-            self._check_identity(file, found.header)
             wrong = [frame.kind for frame in found.frames if frame.kind != FRAMES[file.kind]]
             if wrong:
                 raise CorruptError(f"a {file.kind.name.lower()} has a frame of kind {wrong[0].name.lower()}")
         return found
+
+    def parts(self, base: StoredFile) -> tuple[str, ...]:
+        """The names of a base's parts; none if it holds its image itself."""
+
+        def read() -> tuple[str, ...]:
+            with self._storage.open(base.path) as stream:
+                container.read_header(stream)
+                if container._read_frame(stream)[0] != FrameKind.PARTS:
+                    return ()
+                stream.seek(0)
+                (frame,) = container.read(stream, decompress).frames
+            return tuple(name for name, _ in Parts.decode(bytes(frame.data)).files)
+
+        with self._naming(base):
+            return self._read(base, read)
+
+    def _image(self, base: StoredFile, header: FileHeader, parts: Parts) -> bytearray:
+        """The image whose frames are spread over parts, which are read side by side."""
+        image = bytearray(parts.image_bytes)
+
+        def read(number: int) -> None:
+            name, size = parts.files[number]
+            match = PART_NAME.fullmatch(name)
+            if match is None or _version(match) != base.version:
+                raise CorruptError(f"it names {name!r}, which is no part of it")
+            part = StoredFile(join(self._path, name), base.version, FileKind.PART, size)
+            with self._naming(part):
+                retrying(lambda: self._read_part(part, header, parts, number, image), self.name_of(part))
+
+        with ThreadPoolExecutor(min(PART_THREADS, len(parts.files)), "quire-read") as pool:
+            running = [pool.submit(read, number) for number in range(len(parts.files))]
+            try:
+                for each in running:
+                    each.result()
+            except NotFoundError as error:
+                # If the base is still there, nobody cleaned both away.
+                if self._storage.exists(base.path):
+                    raise CorruptError(f"one of its parts is gone: {error}") from error
+                raise
+            finally:
+                for each in running:
+                    each.cancel()
+        return image
+
+    def _read_part(self, part: StoredFile, header: FileHeader, parts: Parts, number: int, image: bytearray) -> None:
+        """Puts the frames of a part into the image; each must be there once and full."""
+        places = range(number * parts.frame_bytes, parts.image_bytes, len(parts.files) * parts.frame_bytes)
+        frames = 0
+
+        def take(frame: Frame) -> None:
+            nonlocal frames
+            if frames == len(places):
+                raise CorruptError(f"it has more than the {frames} frames of its share")
+            at = places[frames]
+            wanted = min(parts.frame_bytes, parts.image_bytes - at)
+            if frame.kind != FrameKind.IMAGE or len(frame.data) != wanted:
+                raise CorruptError(
+                    f"a frame of kind {frame.kind.name.lower()} has {len(frame.data)} bytes, not {wanted} of an image"
+                )
+            image[at : at + wanted] = frame.data
+            frames += 1
+
+        with self._storage.open(part.path) as stream:
+            if stream.seek(0, os.SEEK_END) != part.size:
+                raise CorruptError(f"it is truncated or too long: its base says {part.size} bytes")
+            stream.seek(0)
+            found, _, _ = container.scan(stream, take, decompress)
+        if found != replace(header, kind=FileKind.PART, codec=found.codec):
+            raise CorruptError("its header is not that of its base: the file was moved or renamed")
+        if frames != len(places):
+            raise CorruptError(f"it has {frames} frames, not the {len(places)} of its share")
 
     def _read(self, file: StoredFile, read: Callable[[], Result]) -> Result:
         try:
@@ -348,15 +447,21 @@ class Store:
         ...         state.map("default")[b"alice"]
         b'1'
         """
+        return self.load_with_line(version, id, repair=repair)[0]
+
+    def load_with_line(
+        self, version: int | None = None, id: str | None = None, *, repair: bool = False
+    ) -> tuple[PageManager, Line]:
+        """As ``load``, with what it was loaded from."""
         return steadily(lambda: self._load(version, id, repair))
 
-    def _load(self, version: int | None, id: str | None, repair: bool) -> PageManager:
+    def _load(self, version: int | None, id: str | None, repair: bool) -> tuple[PageManager, Line]:
         listing = self.listing()
         failure: QuireError | None = None
         try:
             for line in self.lines_in(listing, self._resolve(listing, version, id)):
                 try:
-                    return self.load_line(line)
+                    return self.load_line(line), line
                 except (CorruptError, VersionError) as error:
                     if not repair:
                         raise
@@ -372,6 +477,7 @@ class Store:
         state: PageManager | None = None
         try:
             for file in line.files:
+                fault.point("load.file")
                 state = self.apply(state, file, self.read(file))
             state = state or PageManager()
             state.commit()
@@ -390,11 +496,12 @@ class Store:
         try:
             if file.kind == FileKind.BASE:
                 made = PageManager(page_size=found.header.page_bytes)
-                made.load_bytes(b"".join(frame.data for frame in found.frames))
+                images = [frame.data for frame in found.frames]
+                made.load_bytes(images[0] if len(images) == 1 else b"".join(images))
             else:
                 made = made or PageManager()
                 for frame in found.frames:
-                    delta.apply(made, frame.data)
+                    delta.apply(made, bytes(frame.data))
         except BaseException as error:
             if made is not None and made is not state:
                 made.close()
@@ -405,7 +512,10 @@ class Store:
         return made
 
     def changes(self, version: int | None = None, id: str | None = None) -> list[Record]:
-        """What a version's delta says; ``NotFoundError`` for a version that is there as a base alone."""
+        """What a version's delta says; ``NotFoundError`` for a version that is there as a base alone.
+
+        Values are whole: where the file has only what is new in some, the version's state is loaded for the rest.
+        """
         return steadily(lambda: self._changes(version, id))
 
     def _changes(self, version: int | None, id: str | None) -> list[Record]:
@@ -413,12 +523,26 @@ class Store:
         wanted = self._resolve(listing, version, id)
         if wanted not in listing.deltas:
             raise NotFoundError(f"{self.location} has no delta of version {wanted}, which starts a line of its own")
-        return self.records(listing.deltas[wanted], self.read(listing.deltas[wanted]))
+        found = self.records(listing.deltas[wanted], self.read(listing.deltas[wanted]))
+        if all(record.op != Op.PATCH for record in found):
+            return found
+        with self.load_line(next(self.lines_in(listing, wanted))) as state:
+            return [_whole(record, state) if record.op == Op.PATCH else record for record in found]
 
     def records(self, file: StoredFile, found: CheckpointFile) -> list[Record]:
-        """The records of a delta that was read."""
+        """The records of a delta that was read, as they are in it."""
         with self._naming(file):
-            return [record for frame in found.frames for record in delta.records(frame.data)]
+            return [record for frame in found.frames for record in delta.records(bytes(frame.data))]
+
+
+def _version(match: re.Match[str]) -> Version:
+    return Version(int(match[1]), match[2] or "")
+
+
+def _whole(patch: Record, state: PageManager) -> Record:
+    """A patch as a put of the value that the state has, which is the state after it: a delta names a key once."""
+    family = state.ordered_map(patch.family) if patch.ordered else state.map(patch.family)
+    return Record(Op.PUT, patch.family, patch.ordered, patch.key, (family[patch.key],))
 
 
 def _store_of(header: FileHeader) -> StoreId:

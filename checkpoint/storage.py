@@ -22,7 +22,16 @@ from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
-from quire.pagemgr.errors import ExistsError, InvalidError, IOFailedError, NoSpaceError, NotFoundError, QuireError
+from quire.checkpoint import fault
+from quire.pagemgr.errors import (
+    CorruptError,
+    ExistsError,
+    InvalidError,
+    IOFailedError,
+    NoSpaceError,
+    NotFoundError,
+    QuireError,
+)
 
 # Before each further attempt at a call that failed for a passing reason.
 RETRY_WAITS_SECONDS = (0.1, 0.4, 1.6)
@@ -30,12 +39,18 @@ RETRY_WAITS_SECONDS = (0.1, 0.4, 1.6)
 REASON_LENGTH_MAX = 500
 TRANSIENT_ERRNOS = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY}
 
+LOCAL_WRITE_BYTES = 1 << 20
+
 WEBHDFS_PORT = 9870
 # NameNodes listen here for Hadoop's own protocol; a URL that names one of these ports was written for Spark.
 HDFS_RPC_PORTS = {8020, 9000, 9820}
 WEBHDFS_READ_BYTES = 1 << 20
 WEBHDFS_TIMEOUT_SECONDS = (10, 60)  # to connect, to wait for bytes
 WEBHDFS_TRANSIENT = {"RetriableException", "StandbyException", "SafeModeException"}
+# What a NameNode says until the DataNodes have told it which blocks they hold.
+WEBHDFS_NO_NODES_YET = re.compile(r"No active .*nodes contain this block")
+# A NameNode goes on for minutes to send clients to a DataNode that has died, and picks one at random each time.
+WEBHDFS_DATA_NODES_TRIED = 8
 HTTP_TRANSIENT = {429, 502, 503, 504}
 
 Result = TypeVar("Result")
@@ -69,7 +84,9 @@ class Storage(ABC):
     def write_atomic(self, path: str, data: bytes | Iterable[bytes], *, replace: bool = False) -> None:
         """Writes a file that appears under its name whole or not at all, in a folder that is made if need be.
 
-        ``ExistsError`` if the name is taken, unless the old file is to be replaced.
+        ``ExistsError`` if the name is taken, unless the old file is to be replaced. Bytes, or a list of them, are
+        written again after a fault that passes; what comes from an iterator is there only once, so its faults are
+        raised at once.
         """
 
     @abstractmethod
@@ -170,6 +187,26 @@ def retrying(call: Callable[[], Result], path: str, transient: Callable[[Excepti
     raise AssertionError("the last attempt returns or raises")
 
 
+def joined(data: bytes | list[bytes] | tuple[bytes, ...]) -> bytes:
+    """All bytes of a file, where they can be had as often as it takes."""
+    return data if isinstance(data, bytes) else b"".join(data)
+
+
+class Once:
+    """An iterator over bytes that keeps what it raised: a client of HTTP may hide it behind an exception of its own."""
+
+    def __init__(self, data: Iterable[bytes]) -> None:
+        self._data = iter(data)
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._data
+        except BaseException as error:
+            self.error = error
+            raise
+
+
 @contextlib.contextmanager
 def faults(path: str) -> Iterator[None]:
     """Turns the file system's exceptions of a block into Quire's."""
@@ -182,6 +219,15 @@ def faults(path: str) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------------- local disks
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class LocalStorage(Storage):
@@ -217,27 +263,40 @@ class LocalStorage(Storage):
 
     def write_atomic(self, path: str, data: bytes | Iterable[bytes], *, replace: bool = False) -> None:
         """As Storage says; the file and its name are synced."""
+        if isinstance(data, (bytes, list, tuple)):
+            content = joined(data)
+            retrying(lambda: self._write(path, [content], replace), path)
+        else:
+            with faults(path):
+                self._write(path, data, replace)
+
+    def _write(self, path: str, chunks: Iterable[bytes], replace: bool) -> None:
         hidden, folder = Path(hidden_name(path)), Path(path).parent
-        with faults(path):
-            folder.mkdir(parents=True, exist_ok=True)
+        fault.point("write.start")
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with hidden.open("xb") as file:
+                for chunk in chunks:
+                    for at in range(0, len(chunk), LOCAL_WRITE_BYTES):
+                        file.write(chunk[at : at + LOCAL_WRITE_BYTES])
+                        fault.point("write.chunk")
+                file.flush()
+                fault.point("write.written")
+                os.fsync(file.fileno())
+            fault.point("write.synced")
             try:
-                with hidden.open("xb") as file:
-                    for chunk in [data] if isinstance(data, bytes) else data:
-                        file.write(chunk)
-                    file.flush()
-                    os.fsync(file.fileno())
                 if replace:
                     hidden.replace(path)
                 else:
                     # Unlike a rename, a link fails if the name is taken.
                     Path(path).hardlink_to(hidden)
-            finally:
-                hidden.unlink(missing_ok=True)
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            except FileNotFoundError as error:
+                raise IOFailedError(f"{path}: it was removed, as {hidden.name}, before it had its name") from error
+            fault.point("write.published")
+        finally:
+            hidden.unlink(missing_ok=True)
+        sync_folder(folder)
+        fault.point("write.done")
 
     def delete(self, path: str) -> None:
         """As Storage says."""
@@ -283,20 +342,27 @@ class ArrowStorage(Storage):
 
     def write_atomic(self, path: str, data: bytes | Iterable[bytes], *, replace: bool = False) -> None:
         """As Storage says, but for one thing: of two who write a new name at once, the later one may win."""
+        if isinstance(data, (bytes, list, tuple)):
+            content = joined(data)
+            retrying(lambda: self._write(path, [content], replace), self.display(path))
+        else:
+            with faults(self.display(path)):
+                self._write(path, data, replace)
+
+    def _write(self, path: str, chunks: Iterable[bytes], replace: bool) -> None:
         hidden = hidden_name(path)
-        with faults(self.display(path)):
-            if not replace and self.exists(path):
-                raise ExistsError(f"{self.display(path)} is there already")
-            self._fs.create_dir(posixpath.dirname(path) or "/", recursive=True)
-            try:
-                with self._fs.open_output_stream(hidden) as file:
-                    for chunk in [data] if isinstance(data, bytes) else data:
-                        file.write(chunk)
-                self._fs.move(hidden, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    self._fs.delete_file(hidden)
-                raise
+        if not replace and self.exists(path):
+            raise ExistsError(f"{self.display(path)} is there already")
+        self._fs.create_dir(posixpath.dirname(path) or "/", recursive=True)
+        try:
+            with self._fs.open_output_stream(hidden) as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            self._fs.move(hidden, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._fs.delete_file(hidden)
+            raise
 
     def delete(self, path: str) -> None:
         """As Storage says."""
@@ -343,6 +409,7 @@ class WebHdfsStorage(Storage):
         self._client = hdfs.InsecureClient(
             url, user or os.environ.get("HADOOP_USER_NAME"), timeout=WEBHDFS_TIMEOUT_SECONDS, session=session
         )
+        self._name_nodes = {urlsplit(each).netloc for each in url.split(";")}
         self._error = hdfs.HdfsError
         self._unreachable = (requests.exceptions.ConnectionError, requests.exceptions.Timeout)
         # urllib3's, which requests lets through where a body is read bit by bit.
@@ -356,28 +423,43 @@ class WebHdfsStorage(Storage):
         return f"{self._shown}{path}"
 
     def _call(self, call: Callable[[], Result], path: str) -> Result:
-        def explained() -> Result:
-            try:
-                return call()
-            except self._error as error:
-                if error.exception == "FileNotFoundException":
-                    raise FileNotFoundError(path) from error
-                if isinstance(error.message, bytes):
-                    text = error.message.decode("utf-8", "replace").strip()
-                    raise OSError(
-                        f"not the REST interface of HDFS, whose port is {WEBHDFS_PORT} unless set otherwise: {text}"
-                    ) from error
-                raise
-            except self._unreachable as error:
-                raise ConnectionError(f"no answer from the REST interface of HDFS: {error}") from error
+        def with_another_node() -> Result:
+            for _ in range(WEBHDFS_DATA_NODES_TRIED - 1):
+                try:
+                    return self._explained(call, path)
+                except ConnectionError as error:
+                    if not self._is_of_data_node(error):
+                        raise
+            return self._explained(call, path)
 
-        return retrying(explained, self.display(path), self._is_transient)
+        return retrying(with_another_node, self.display(path), self._is_transient)
+
+    def _is_of_data_node(self, error: Exception) -> bool:
+        """Whether it was a DataNode, where the NameNode sends for content, that did not answer."""
+        request = getattr(error.__cause__, "request", None)
+        return request is not None and urlsplit(request.url).netloc not in self._name_nodes
+
+    def _explained(self, call: Callable[[], Result], path: str) -> Result:
+        try:
+            return call()
+        except self._error as error:
+            if error.exception == "FileNotFoundException":
+                raise FileNotFoundError(path) from error
+            if isinstance(error.message, bytes):
+                text = error.message.decode("utf-8", "replace").strip()
+                raise OSError(
+                    f"not the REST interface of HDFS, whose port is {WEBHDFS_PORT} unless set otherwise: {text}"
+                ) from error
+            raise
+        except self._unreachable as error:
+            raise ConnectionError(f"no answer from the REST interface of HDFS: {error}") from error
 
     def _is_transient(self, error: Exception) -> bool:
         return (
             is_transient(error)
             or isinstance(error, self._broken)
             or getattr(error, "exception", None) in WEBHDFS_TRANSIENT
+            or (isinstance(error, self._error) and WEBHDFS_NO_NODES_YET.search(str(error)) is not None)
         )
 
     def list(self, path: str) -> Sequence[Entry]:
@@ -400,7 +482,12 @@ class WebHdfsStorage(Storage):
                     raise ConnectionError(f"{len(data)} bytes came instead of {count}")
                 return data
 
-            return self._call(piece, path)
+            try:
+                return self._call(piece, path)
+            except IOFailedError as error:
+                if self._call(lambda: self._client.status(path), path)["length"] == status["length"]:
+                    raise
+                raise CorruptError(f"{self.display(path)} was replaced while it was read") from error
 
         return io.BufferedReader(_Pieces(fetch, status["length"]), WEBHDFS_READ_BYTES)
 
@@ -413,29 +500,47 @@ class WebHdfsStorage(Storage):
         return True
 
     def write_atomic(self, path: str, data: bytes | Iterable[bytes], *, replace: bool = False) -> None:
-        """As Storage says. To replace a file it is removed first: for a moment there is none of that name."""
-        # All of it at once: it may have to be sent again.
-        content = data if isinstance(data, bytes) else b"".join(data)
+        """As Storage says. Only the gateway HttpFS removes a file to replace it: for a moment there is none then."""
         hidden = hidden_name(path)
         try:
-            self._call(lambda: self._client.write(hidden, data=content, overwrite=True), path)
-            if replace:
-                self.delete(path)
-            elif self.exists(path):
+            self._send(hidden, data, path)
+            if not replace and self.exists(path):
                 raise ExistsError(f"{self.display(path)} is there already")
-            self._rename(hidden, path)
+            self._rename(hidden, path, replace)
         except BaseException:
             with contextlib.suppress(QuireError):
                 self.delete(hidden)
             raise
 
-    def _rename(self, hidden: str, path: str) -> None:
+    def _send(self, hidden: str, data: bytes | Iterable[bytes], path: str) -> None:
+        if isinstance(data, (bytes, list, tuple)):
+            content = joined(data)
+            self._call(lambda: self._client.write(hidden, data=content, overwrite=True), path)
+            return
+        chunks = Once(data)
         try:
-            self._call(lambda: self._client.rename(hidden, path), path)
+            self._explained(lambda: self._client.write(hidden, data=chunks, overwrite=True), path)
+        except Exception as error:
+            if chunks.error is not None:
+                raise chunks.error from None
+            raise translated(error, self.display(path)) from error
+
+    def _replace(self, hidden: str, path: str) -> None:
+        # The package has this request, but without its options.
+        answer = self._client._rename(hidden, destination=self._client.resolve(path), renameoptions="OVERWRITE")
+        # A NameNode that knows the option says no more than that all went well.
+        if answer.content and not answer.json()["boolean"]:
+            self._client.delete(path)
+            self._client.rename(hidden, path)
+
+    def _rename(self, hidden: str, path: str, replace: bool) -> None:
+        rename = self._replace if replace else self._client.rename
+        try:
+            self._call(lambda: rename(hidden, path), path)
         except (IOFailedError, NotFoundError):
             # An attempt whose answer was lost may have done it: the hidden file, which nobody else knows, is then gone.
             if self.exists(hidden):
-                if self.exists(path):
+                if not replace and self.exists(path):
                     raise ExistsError(f"{self.display(path)} is there already") from None
                 raise
             if not self.exists(path):

@@ -4,21 +4,35 @@ Data goes to stdout and nothing else does. Exit codes: 0 all is well, 1 somethin
 """
 
 import contextlib
+import csv
+import io
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias
+
+import pyarrow as pa
 
 from quire.checkpoint.container import CheckpointFile, FileKind
-from quire.checkpoint.reader import Checkpoint, Line, Listing, Store, StoredFile, Version, steadily
-from quire.pagemgr.errors import CorruptError, NotFoundError, QuireError, VersionError
-from quire.structures import Map, PageManager
+from quire.checkpoint.reader import (
+    Checkpoint,
+    Line,
+    Listing,
+    Store,
+    StoredFile,
+    Version,
+    counted_keys,
+    families,
+    steadily,
+)
+from quire.pagemgr.errors import CorruptError, InvalidError, NotFoundError, QuireError, VersionError
+from quire.structures import PageManager
 
 FINE, DAMAGED, CANNOT_READ = 0, 1, 2
 DAMAGE = (CorruptError, VersionError)
-# Column families that Spark keeps for itself; the counts of keys in checkpoints leave them out.
-INTERNAL_PREFIX = "$"
+PARQUET_ROWS = 65536
 
 Advance = Callable[[int], None]
 
@@ -125,7 +139,8 @@ def summary(store: Store) -> Summary:
 
 
 def _summary(store: Store) -> Summary:
-    files = store.files()
+    listing = store.listing()
+    files = listing.files
     if not files:
         raise NotFoundError(f"{store.location} holds no version")
     newest = files[-1].version
@@ -139,8 +154,8 @@ def _summary(store: Store) -> Summary:
         versions=list(dict.fromkeys(str(file.version) for file in files)),
         newest=str(newest),
         bases=[str(file.version) for file in bases],
-        files=len(files),
-        bytes=sum(file.size for file in files),
+        files=len(files) + len(listing.parts),
+        bytes=sum(file.size for file in (*files, *listing.parts)),
     )
     with noting(found.problems, DAMAGE):
         found.codec = store.header(last).codec
@@ -150,7 +165,11 @@ def _summary(store: Store) -> Summary:
             found.page_size = store.header(bases[-1]).page_bytes
     with noting(found.problems, (*DAMAGE, NotFoundError)):
         line = store.line(newest.number, newest.id)
-        found.extent = {"files": len(line.files), "bytes": sum(file.size for file in line.files)}
+        parts = [part for part in listing.parts if line.base is not None and part.version == line.base.version]
+        found.extent = {
+            "files": len(line.files) + len(parts),
+            "bytes": sum(file.size for file in (*line.files, *parts)),
+        }
     return found
 
 
@@ -238,6 +257,7 @@ class Examination:
         self._advance = advance
         self._damage = (*DAMAGE, NotFoundError) if missing_is_damage else DAMAGE
         self._seen: set[StoredFile] = set()
+        self._parts: list[StoredFile] = []
         self._verdict = Verdict(store.id.operator, store.id.partition, store.id.name)
 
     def run(self) -> Verdict:
@@ -245,6 +265,7 @@ class Examination:
         listing = self._store.listing()
         if not listing.files:
             raise NotFoundError(f"{self._store.location} holds no version")
+        self._parts = listing.parts
         # In checkpoint format 2 attempts at one batch may have left several newest versions.
         newest = [version for version in listing.versions if version.number == listing.versions[-1].number]
         self._verdict.version = " ".join(map(str, newest))
@@ -264,9 +285,11 @@ class Examination:
     def _read(self, file: StoredFile) -> CheckpointFile:
         if file not in self._seen:
             self._seen.add(file)
-            self._verdict.files += 1
-            self._verdict.bytes += file.size
-            self._advance(file.size)
+            # With its parts, if it has any.
+            read = [file, *(part for part in self._parts if (file.kind, file.version) == (FileKind.BASE, part.version))]
+            self._verdict.files += len(read)
+            self._verdict.bytes += sum(each.size for each in read)
+            self._advance(sum(each.size for each in read))
         return self._store.read(file)
 
     def _replay(self, line: Line, listing: Listing) -> None:
@@ -338,19 +361,6 @@ def examine(store: Store, every_file: bool, advance: Advance) -> Verdict:
         return Examination(store, every_file, advance, missing_is_damage=True).run()
 
 
-def families(state: PageManager) -> dict[str, Map]:
-    """The column families of a state, by name."""
-    return {
-        name: state.ordered_map(name) if kind == "ordered_map" else state.map(name)
-        for name, kind in sorted(state.sets().items())
-    }
-
-
-def counted_keys(state: PageManager) -> list[int]:
-    """Keys in each family but Spark's own."""
-    return [len(found) for name, found in families(state).items() if not name.startswith(INTERNAL_PREFIX)]
-
-
 def keys_fit(state: PageManager, keys: int) -> bool:
     """Whether a state may be the one that had so many keys when it was written.
 
@@ -388,7 +398,10 @@ def verify(url: str, as_json: bool = False, every_file: bool = False, storage: A
 def _scope(store: Store, every_file: bool) -> Iterable[StoredFile]:
     """What will be read, as far as it is known; for the progress bar alone."""
     with contextlib.suppress(QuireError):
-        return store.files() if every_file else store.line().files
+        listing = store.listing()
+        files = listing.files if every_file else store.line().files
+        bases = {file.version for file in files if file.kind == FileKind.BASE}
+        return [*files, *(part for part in listing.parts if part.version in bases)]
     return ()
 
 
@@ -450,11 +463,13 @@ def dump(
     version: str | None = None,
     since: str | None = None,
     family: str | None = None,
-    as_json: bool = False,
+    format: str = "table",
     limit: int | None = None,
     storage: Any = None,
 ) -> int:
     """Prints the records of a version, or in what it differs from an older one."""
+    if format == "parquet" and sys.stdout.isatty():
+        raise InvalidError("Parquet is nothing for a terminal: send it to a file, as in > state.parquet")
     chosen = Checkpoint(url, storage).store(operator, partition, store)
     with contextlib.ExitStack() as stack:
         newer = stack.enter_context(_load(chosen, version))
@@ -463,10 +478,7 @@ def dump(
         if family is not None and family not in names:
             raise NotFoundError(f"{chosen.location} has no family {family!r}: there are {', '.join(sorted(names))}")
         lines = _records(newer, family) if older is None else _changes(older, newer, family)
-        for number, line in enumerate(lines):
-            if number == limit:
-                break
-            print(json.dumps(line) if as_json else _plain(line))
+        FORMATS[format](itertools.islice(lines, limit), older is not None)
     return FINE
 
 
@@ -477,32 +489,103 @@ def _load(store: Store, version: str | None) -> PageManager:
     return store.load(wanted.number, wanted.id or None)
 
 
-def _records(state: PageManager, family: str | None) -> Iterator[dict[str, Any]]:
+# A record: its family and key, and its values or, of a difference, what was done and the values before and after.
+Record: TypeAlias = dict[str, Any]
+
+
+def _records(state: PageManager, family: str | None) -> Iterator[Record]:
     for name, found in families(state).items():
         if family in (None, name):
             for key in found:
-                yield {"family": name, "key": key.hex(), "values": _hex(found.get_all(key))}
+                yield {"family": name, "key": key, "values": found.get_all(key)}
 
 
-def _changes(older: PageManager, newer: PageManager, family: str | None) -> Iterator[dict[str, Any]]:
+def _changes(older: PageManager, newer: PageManager, family: str | None) -> Iterator[Record]:
     for found in differences(older, newer, family):
-        line = {"change": found.change, "family": found.family, "key": found.key.hex()}
-        yield {**line, "before": _hex(found.older), "after": _hex(found.newer)}
+        line = {"change": found.change, "family": found.family, "key": found.key}
+        yield {**line, "before": found.older, "after": found.newer}
 
 
-def _hex(values: list[bytes]) -> list[str]:
-    return [value.hex() for value in values]
+def _one_a_value(lines: Iterable[Record]) -> Iterator[Record]:
+    """Rows for tables, where a key with several values has several rows; differences stay one each."""
+    for line in lines:
+        if "change" in line:
+            yield line
+        else:
+            yield from ({"family": line["family"], "key": line["key"], "value": value} for value in line["values"])
 
 
-def _plain(line: dict[str, Any]) -> str:
-    """A line of the text form: fields apart by tabs, values by spaces."""
+def _print_table(lines: Iterable[Record], changes: bool) -> None:
+    """Fields apart by tabs, values by spaces."""
+    for line in lines:
+        shown = {name: " ".join(map(as_text, line[name])) for name in ("values", "before", "after") if line.get(name)}
+        start = [line["change"]] if changes else []
+        print("\t".join([*start, line["family"], as_text(line["key"]), " -> ".join(shown.values())]))
 
-    def shown(name: str) -> str:
-        return " ".join(as_text(bytes.fromhex(value)) for value in line[name])
 
-    start = [line["change"]] if "change" in line else []
-    key = as_text(bytes.fromhex(line["key"]))
-    if not start:
-        return "\t".join([line["family"], key, shown("values")])
-    parts = [shown(name) for name in ("before", "after") if line[name]]
-    return "\t".join([*start, line["family"], key, " -> ".join(parts)])
+def _print_json(lines: Iterable[Record], changes: bool) -> None:
+    for line in lines:
+        print(json.dumps({name: _hex(field) for name, field in line.items()}))
+
+
+def _print_csv(lines: Iterable[Record], changes: bool) -> None:
+    """Bytes in hex; the values of a difference are apart by spaces."""
+    table = csv.DictWriter(sys.stdout, _columns(changes), lineterminator="\n")
+    table.writeheader()
+    for line in _one_a_value(lines):
+        fields = {name: _hex(field) for name, field in line.items()}
+        table.writerow({name: " ".join(field) if isinstance(field, list) else field for name, field in fields.items()})
+
+
+def _print_parquet(lines: Iterable[Record], changes: bool) -> None:
+    from pyarrow import parquet  # takes its time
+
+    values = pa.list_(pa.binary())
+    types = {"change": pa.string(), "family": pa.string(), "before": values, "after": values}
+    schema = pa.schema([(name, types.get(name, pa.binary())) for name in _columns(changes)])
+    rows = _one_a_value(lines)
+    sys.stdout.flush()
+    with parquet.ParquetWriter(Unclosed(sys.stdout.buffer), schema) as writer:
+        while batch := list(itertools.islice(rows, PARQUET_ROWS)):
+            writer.write_table(pa.Table.from_pylist(batch, schema))
+    sys.stdout.buffer.flush()
+
+
+class Unclosed(io.RawIOBase):
+    """A stream that others write to, and close, and that stays open."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._at = 0
+
+    def writable(self) -> bool:
+        """As io says."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """As io says."""
+        self._stream.write(data)
+        self._at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """Bytes so far: a pipe cannot tell."""
+        return self._at
+
+
+def _columns(changes: bool) -> list[str]:
+    return ["change", "family", "key", "before", "after"] if changes else ["family", "key", "value"]
+
+
+def _hex(field: Any) -> Any:
+    if isinstance(field, list):
+        return [value.hex() for value in field]
+    return field.hex() if isinstance(field, bytes) else field
+
+
+FORMATS: dict[str, Callable[[Iterable[Record], bool], None]] = {
+    "table": _print_table,
+    "json": _print_json,
+    "csv": _print_csv,
+    "parquet": _print_parquet,
+}

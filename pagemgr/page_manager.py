@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from quire._native import ffi, lib
+from quire.pagemgr.callbacks import Sink, run
 from quire.pagemgr.errors import BusyError, ClosedError, InvalidError, NotFoundError, QuireError, check
 from quire.pagemgr.lifetime import Face, Gate, Handle, Scope, in_cell
 
@@ -223,6 +224,26 @@ class ArenaSnapshot(Face):
         """
         with self._handle.gate:
             check(lib.quire_snap_write_file(self._handle.pointer, os.fsencode(path)))
+
+    def write(self, take: Callable[[Any], None]) -> None:
+        """As ``save``, to a function that gets the image's bytes piece by piece, in order.
+
+        A piece is a buffer that is gone when the function returns; what it raises ends the writing.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm, quire.PageManager() as other:
+        ...     pm.map("users")[b"alice"] = b"1"
+        ...     epoch = pm.commit()
+        ...     image = bytearray()
+        ...     with pm.snapshot() as s:
+        ...         s.write(image.extend)
+        ...     other.load_bytes(image)
+        ...     other.map("users")[b"alice"]
+        b'1'
+        """
+        with self._handle.gate:
+            pointer = self._handle.pointer
+            run(Sink(take), lambda context: lib.quire_snap_write(pointer, lib.quire_python_take_bytes, context))
 
     def page(self, name: str, page_id: int) -> bytes:
         """The bytes of one page of a set."""
@@ -615,7 +636,9 @@ class Arena(Face):
         """
         if not isinstance(image, (bytes, bytearray, memoryview)):
             raise InvalidError(f"an image is bytes or bytes-like here, not {type(image).__name__}: load() takes a path")
-        data = bytes(image)  # also aligned, which a slice may not be
+        data = ffi.from_buffer(image if isinstance(image, bytearray) else bytes(image))
+        if int(ffi.cast("uintptr_t", data)) % 8:  # as a bytearray may be that something was cut off from
+            data = ffi.from_buffer(bytes(image))
         self._refuse_own_thread()
         with self._lock:
             check(lib.quire_arena_load(self._live(), data, len(data), name.encode("utf-8", "replace")))

@@ -110,6 +110,8 @@ void quire_snap_release(quire_snap *snap);
 uint32_t quire_snap_epoch(const quire_snap *snap);
 int quire_snap_view(quire_snap *snap, const char *name, uint32_t kind, quire_view *view);
 int quire_snap_list(quire_snap *snap, quire_set_info *infos, size_t max, size_t *count);
+typedef int (*quire_sink)(void *context, const void *bytes, size_t count);
+int quire_snap_write(quire_snap *snap, quire_sink sink, void *context);
 int quire_snap_write_file(quire_snap *snap, const char *path);
 int quire_arena_load_file(quire_arena *arena, const char *path);
 int quire_arena_load(quire_arena *arena, const void *bytes, size_t count, const char *name);
@@ -118,3 +120,6 @@ int quire_image_begin(const quire_arena_options *options, uint64_t image_bytes, 
 uint8_t *quire_image_room(quire_image *image);
 int quire_image_end(quire_image **image, quire_arena **arena);
 int quire_image_map(const quire_arena_options *options, const char *path, quire_arena **arena);
+
+/* A callback that Python supplies (pagemgr/callbacks.py). */
+extern "Python" int quire_python_take_bytes(void *context, const void *bytes, size_t count);

@@ -784,6 +784,12 @@ int quire_cursor_next_many(quire_cursor *cursor, int64_t row_count, size_t bytes
 
 /* ------------------------------------------------------------------------------------------------ differences */
 
+/* A record of the newer page at hand and, if it was found on the older one, what it was there. */
+typedef struct {
+    const quire_record *newer;
+    const quire_record *older;
+} record_pair;
+
 typedef struct {
     const quire_kv_ops *ops;
     const quire_view *newer;
@@ -791,8 +797,9 @@ typedef struct {
     quire_change_visit visit;
     void *context;
     quire_buffer key, values;
-    /* The newer records of the page at hand, so that most older ones are found without a look-up. */
-    const quire_record **here;
+    const quire_record *older_record; /* of the change being visited, NULL: not on the page */
+    /* A record mostly stays where it is, so that what it was is found without a look-up. */
+    record_pair *here;
     size_t here_count, here_capacity;
     size_t here_next;
 } difference;
@@ -808,24 +815,19 @@ static int difference_newer_record(void *context, const quire_record *record) {
         d->here = here;
         d->here_capacity = capacity;
     }
-    d->here[d->here_count++] = record;
-    if (record->stamp <= d->older->epoch) {
-        return QUIRE_OK;
-    }
-    uint64_t value_count;
-    QUIRE_TRY(quire_record_key(d->newer, record, &d->key));
-    QUIRE_TRY(quire_record_values(d->newer, record, &d->values, &value_count));
-    return d->visit(d->context, d->key.bytes, d->key.count, d->values.bytes, d->values.count, value_count);
+    d->here[d->here_count++] = (record_pair){.newer = record};
+    return QUIRE_OK;
 }
 
 /* QUIRE_OK if the newer page holds the key in d->key close to where the last one was, else QUIRE_E_NOTFOUND. */
-static int difference_find_here(difference *d) {
+static int difference_pair(difference *d, const quire_record *older) {
     size_t end = d->here_next + SAME_PAGE_WINDOW;
     for (size_t i = d->here_next; i < end && i < d->here_count; i++) {
         int rc = QUIRE_OK;
-        bool same = quire_record_key_equals(d->newer, d->here[i], d->key.bytes, d->key.count, &rc);
+        bool same = quire_record_key_equals(d->newer, d->here[i].newer, d->key.bytes, d->key.count, &rc);
         QUIRE_TRY(rc);
         if (same) {
+            d->here[i].older = older;
             d->here_next = i + 1;
             return QUIRE_OK;
         }
@@ -837,17 +839,29 @@ static int difference_older_record(void *context, const quire_record *record) {
     difference *d = context;
     const quire_record *found;
     QUIRE_TRY(quire_record_key(d->older, record, &d->key));
-    int rc = difference_find_here(d);
+    int rc = difference_pair(d, record);
     if (rc == QUIRE_E_NOTFOUND) {
         rc = d->ops->find(d->newer, NULL, d->key.bytes, d->key.count, &found);
     }
     if (rc != QUIRE_E_NOTFOUND) {
         return rc;
     }
-    return d->visit(d->context, d->key.bytes, d->key.count, NULL, 0, 0);
+    d->older_record = record;
+    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .walk = d};
+    return d->visit(d->context, &change);
 }
 
-/* A page that differs: what is new on it, and what was on it and is nowhere now. */
+static int difference_visit_newer(difference *d, const record_pair *pair) {
+    QUIRE_TRY(quire_record_key(d->newer, pair->newer, &d->key));
+    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .walk = d};
+    QUIRE_TRY(quire_record_values(d->newer, pair->newer, &d->values, &change.value_count));
+    change.values = d->values.bytes;
+    change.values_bytes = d->values.count;
+    d->older_record = pair->older;
+    return d->visit(d->context, &change);
+}
+
+/* A page that differs: what was on it and is nowhere now, and what is new on it. */
 static int difference_page(void *context, quire_page_id id, bool in_use) {
     difference *d = context;
     d->here_count = 0;
@@ -855,10 +869,29 @@ static int difference_page(void *context, quire_page_id id, bool in_use) {
     if (in_use) {
         QUIRE_TRY(d->ops->page_records(d->newer, id, difference_newer_record, d));
     }
-    if (quire_page_entry(d->older, id) == 0) {
-        return quire_view_whole(d->older);
+    if (quire_page_entry(d->older, id) != 0) {
+        QUIRE_TRY(d->ops->page_records(d->older, id, difference_older_record, d));
+    } else {
+        QUIRE_TRY(quire_view_whole(d->older));
     }
-    return d->ops->page_records(d->older, id, difference_older_record, d);
+    for (size_t i = 0; i < d->here_count; i++) {
+        if (d->here[i].newer->stamp > d->older->epoch) {
+            QUIRE_TRY(difference_visit_newer(d, &d->here[i]));
+        }
+    }
+    return QUIRE_OK;
+}
+
+int quire_change_older(const quire_change *change, quire_buffer *values, uint64_t *value_count) {
+    const difference *d = change->walk;
+    if (d == NULL) {
+        return QUIRE_E_NOTFOUND;
+    }
+    const quire_record *record = d->older_record;
+    if (record == NULL) {
+        QUIRE_TRY(d->ops->find(d->older, NULL, change->key, change->key_bytes, &record));
+    }
+    return quire_record_values(d->older, record, values, value_count);
 }
 
 static int difference_run(difference *d) {

@@ -108,12 +108,23 @@ int quire_cursor_next_many(quire_cursor *cursor, int64_t row_count, size_t bytes
 
 /* ------------------------------------------------------------------------------------------------ differences, checks */
 
-/* What changed from the older to the newer state of one structure, visiting only pages that differ: put with the record's values
- * (as quire_kv_get_all gives them), or remove with values NULL. older may be a snapshot's quire_kv only. visit may call
- * anything; what it returns other than 0 ends the walk and is passed on. */
-typedef int (*quire_change_visit)(void *context, const uint8_t *key, size_t key_bytes, const uint8_t *values,
-                                  size_t values_bytes, uint64_t value_count);
+/* One changed key, valid until the visit returns. */
+typedef struct {
+    const uint8_t *key;
+    size_t key_bytes;
+    const uint8_t *values; /* as quire_kv_get_all gives them; NULL: the key was removed */
+    size_t values_bytes;
+    uint64_t value_count;
+    const void *walk; /* for quire_change_older; NULL: there is no older state */
+} quire_change;
+
+/* What changed from the older to the newer state of one structure, visiting only pages that differ. older may be a snapshot's quire_kv
+ * only. visit may call anything; what it returns other than 0 ends the walk and is passed on. */
+typedef int (*quire_change_visit)(void *context, const quire_change *change);
 int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit, void *context);
+/* The values that the key had, in the form of change->values; QUIRE_E_NOTFOUND: none. Called within the visit. Costs a copy where the
+ * record is where it was, as one is whose size has not changed; else a look-up. */
+int quire_change_older(const quire_change *change, quire_buffer *values, uint64_t *value_count);
 
 /* Proves the structure's invariants and that each of its pages is reached once. */
 int quire_kv_check(quire_kv *kv);

@@ -130,16 +130,16 @@ def after_prefix(prefix: bytes) -> bytes | None:
 
 
 @ffi.def_extern(name="quire_python_visit_change", error=STOP, onerror=keep_error)  # type: ignore[untyped-decorator]
-def visit_change(context: Any, key: Any, key_bytes: int, values: Any, values_bytes: int, count: int) -> int:
+def visit_change(context: Any, change: Any) -> int:
     """Collects (key, values), values None for a key that was removed."""
 
-    def change() -> tuple[bytes, list[bytes] | None]:
-        found = bytes(ffi.buffer(key, key_bytes)) if key_bytes else b""
-        if values == ffi.NULL:
-            return found, None
-        return found, split_values(bytes(ffi.buffer(values, values_bytes)), count)
+    def found() -> tuple[bytes, list[bytes] | None]:
+        key = bytes(ffi.buffer(change.key, change.key_bytes)) if change.key_bytes else b""
+        if change.values == ffi.NULL:
+            return key, None
+        return key, split_values(bytes(ffi.buffer(change.values, change.values_bytes)), change.value_count)
 
-    return ffi.from_handle(context).add(change)  # type: ignore[no-any-return]
+    return ffi.from_handle(context).add(found)  # type: ignore[no-any-return]
 
 
 CLOSE_CURSOR = in_cell(lib.quire_cursor_close)

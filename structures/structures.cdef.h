@@ -65,8 +65,15 @@ int quire_cursor_next_all(quire_cursor *cursor, quire_buffer *key, quire_buffer 
 int quire_cursor_next_many(quire_cursor *cursor, int64_t row_count, size_t bytes_max, quire_column *keys,
                            quire_column *values, int64_t *rows);
 
-typedef int (*quire_change_visit)(void *context, const uint8_t *key, size_t key_bytes, const uint8_t *values,
-                                  size_t values_bytes, uint64_t value_count);
+typedef struct {
+    const uint8_t *key;
+    size_t key_bytes;
+    const uint8_t *values;
+    size_t values_bytes;
+    uint64_t value_count;
+    const void *walk;
+} quire_change;
+typedef int (*quire_change_visit)(void *context, const quire_change *change);
 int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit, void *context);
 int quire_kv_check(quire_kv *kv);
 
@@ -97,5 +104,4 @@ void quire_sequence_cursor_close(quire_sequence_cursor *cursor);
 int quire_sequence_check(quire_sequence *sequence);
 
 /* A callback that Python supplies (structures/maps.py). */
-extern "Python" int quire_python_visit_change(void *context, const uint8_t *key, size_t key_bytes, const uint8_t *values,
-                                              size_t values_bytes, uint64_t value_count);
+extern "Python" int quire_python_visit_change(void *context, const quire_change *change);

@@ -1,6 +1,6 @@
 """Runs the tests in rings, each on top of the one before, and ends with one line a ring and a total.
 
-1. pytest on the installed package, queries on real Spark included.
+1. pytest on the installed package, queries on real Spark and on a real HDFS included.
 2. A part of Spark's own streaming tests on Quire's provider (all of them: make conformance).
 3. pytest again on a build of the core with the address and undefined-behaviour sanitizers, with a search for leaks.
 4. The C programs in tests/c, each compiled with the core and the thread sanitizer.
@@ -23,7 +23,7 @@ BUILD = ROOT / "build"
 LAYERS = ["pagemgr", "structures", "checkpoint", "statestore"]
 CORE = sorted(path for layer in LAYERS for path in ROOT.glob(f"{layer}/*.c"))
 # A JVM does not run under the sanitizers.
-ON_SPARK = ["tests/spark", "tests/jvm_bridge", "tests/bench/test_spark_bench.py"]
+ON_SPARK = ["tests/spark", "tests/hdfs", "tests/jvm_bridge", "tests/bench/test_spark_bench.py"]
 
 
 class Ring:

@@ -1,5 +1,7 @@
 package io.quire.spark
 
+import scala.collection.mutable
+
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state.RecordType
 import org.apache.spark.sql.execution.streaming.state.quire.ChangeIterator
@@ -24,21 +26,7 @@ private[spark] final class DeltaRecords(payload: Array[Byte]) extends AutoClosea
   def value: Array[Byte] = OffHeap.toHeap(words.long(6), words.long(7).toInt)
 
   /** The values of a record, one or several. */
-  def values: Seq[Array[Byte]] = {
-    val all = value
-    if (op == Put) {
-      Seq(all)
-    } else {
-      val found = Seq.newBuilder[Array[Byte]]
-      var at = 0
-      while (at < all.length) {
-        val count = Platform.getInt(all, Platform.BYTE_ARRAY_OFFSET + at)
-        found += java.util.Arrays.copyOfRange(all, at + 4, at + 4 + count)
-        at += 4 + count
-      }
-      found.result()
-    }
-  }
+  def values: Seq[Array[Byte]] = if (op == Put) Seq(value) else split(value)
 
   override def close(): Unit = {
     bytes.close()
@@ -53,26 +41,56 @@ private[spark] object DeltaRecords {
   val PutAll = 4
   val Remove = 5
   val Append = 6
+  val Patch = 7
+
+  /** Several values, each behind its length. */
+  def split(all: Array[Byte]): Seq[Array[Byte]] = {
+    val found = Seq.newBuilder[Array[Byte]]
+    var at = 0
+    while (at < all.length) {
+      val count = Platform.getInt(all, Platform.BYTE_ARRAY_OFFSET + at)
+      found += java.util.Arrays.copyOfRange(all, at + 4, at + 4 + count)
+      at += 4 + count
+    }
+    found.result()
+  }
 }
+
+/** A commit's file, as a change feed needs it. */
+private[spark] case class ChangeFile(version: Version, parent: Version, kind: Int)
 
 /**
  * What changed in one column family from version to version, for the state data source.
  *
  * A key whose values are replaced by several shows as a put of the first and an append of each
- * other one.
+ * other one. A patch shows as a put of the whole value, which is in the state of its version: the
+ * state of the first version with a patch is loaded, and goes along from there. Files of pages tell
+ * of no records: the states before and after them are compared.
+ *
+ * @param load the state of a version, in an arena that nobody else uses
+ * @param replay does to a state what a payload says
  */
 private[spark] class ChangeReader(
-    files: CheckpointFiles, versions: Seq[Version], format: FamilyFormat) extends ChangeIterator {
+    files: CheckpointFiles,
+    versions: Seq[ChangeFile],
+    format: FamilyFormat,
+    load: Version => Arena,
+    replay: (Arena, Array[Byte]) => Unit) extends ChangeIterator {
+  import ChangeReader._
 
   private type Change = (RecordType.Value, UnsafeRow, UnsafeRow, Long)
   private var left = versions
   private var changes: Iterator[Change] = Iterator.empty
   private val encoders = format.borrow()
+  /** Of the last version read, once there was a patch. */
+  private var state: Option[Arena] = None
 
   override protected def getNext(): Change = {
     while (!changes.hasNext && left.nonEmpty) {
-      changes = changesOf(left.head)
+      changes =
+        if (left.head.kind == FileKinds.Pages) differences(left.head) else changesOf(left.head.version)
       left = left.tail
+      if (left.isEmpty) dropState()
     }
     if (changes.hasNext) {
       changes.next()
@@ -82,10 +100,20 @@ private[spark] class ChangeReader(
     }
   }
 
-  override protected def close(): Unit = format.giveBack(encoders)
+  override protected def close(): Unit = {
+    dropState()
+    format.giveBack(encoders)
+  }
+
+  private def dropState(): Unit = {
+    state.foreach(_.condemn())
+    state = None
+  }
 
   private def changesOf(version: Version): Iterator[Change] = {
-    val found = Iterator.newBuilder[Change]
+    val found = new mutable.ArrayBuffer[Change]()
+    /** Where in `found` a value is missing, and its key. */
+    val patched = new mutable.ArrayBuffer[(Int, Array[Byte])]()
     files.read(files.deltaPath(version), Set(FrameKinds.Records)) { (_, payload) =>
       val records = new DeltaRecords(payload)
       try {
@@ -96,6 +124,9 @@ private[spark] class ChangeReader(
             case DeltaRecords.Drop => ours = false
             case DeltaRecords.Remove if ours =>
               found += ((RecordType.DELETE_RECORD, key(records), null, version.number - 1))
+            case DeltaRecords.Patch if ours =>
+              patched += ((found.size, records.key))
+              found += ((RecordType.PUT_RECORD, key(records), null, version.number - 1))
             case _ if ours =>
               val appended = records.op == DeltaRecords.Append
               records.values.zipWithIndex.foreach { case (value, i) =>
@@ -109,12 +140,99 @@ private[spark] class ChangeReader(
       } finally {
         records.close()
       }
+      state.foreach(replay(_, payload))
     }
-    found.result()
+    if (patched.nonEmpty) {
+      if (state.isEmpty) state = Some(load(version))
+      val values = valuesIn(state.get, patched.map(_._2).toSeq)
+      patched.zip(values).foreach { case ((at, _), value) =>
+        found(at) = found(at).copy(_3 = valueRow(value))
+      }
+    }
+    found.iterator
   }
 
-  private def key(records: DeltaRecords): UnsafeRow = {
-    val bytes = records.key
+  /** What differs between the states before and after a version. */
+  private def differences(file: ChangeFile): Iterator[Change] = {
+    dropState()
+    val found = new mutable.ArrayBuffer[Change]()
+    val states = Seq(file.parent, file.version).map(load)
+    val families = states.map(state => Native.familyOpen(state.handle, format.name, format.ordered))
+    val span = new OffHeap(16)
+    def values(family: Long, key: Long, bytes: Int): Option[Seq[Array[Byte]]] =
+      if (Native.getAll(family, key, bytes, span.address)) {
+        Some(DeltaRecords.split(OffHeap.toHeap(span.long(0), span.long(1).toInt)))
+      } else {
+        None
+      }
+    try {
+      val Seq(older, newer) = families
+      eachKey(newer) { (key, bytes) =>
+        val before = values(older, key, bytes).getOrElse(Nil)
+        val after = values(newer, key, bytes).get
+        val same = (a: Seq[Array[Byte]], b: Seq[Array[Byte]]) =>
+          a.size == b.size && a.zip(b).forall { case (x, y) => java.util.Arrays.equals(x, y) }
+        if (!same(before, after)) {
+          val grown = format.multipleValues && before.nonEmpty && same(before, after.take(before.size))
+          (if (grown) after.drop(before.size) else after).zipWithIndex.foreach { case (value, i) =>
+            val kind = if (i == 0 && !grown) RecordType.PUT_RECORD else RecordType.MERGE_RECORD
+            found += ((kind, keyRow(OffHeap.toHeap(key, bytes)), valueRow(value), file.version.number - 1))
+          }
+        }
+      }
+      eachKey(older) { (key, bytes) =>
+        if (!Native.contains(newer, key, bytes)) {
+          val row = keyRow(OffHeap.toHeap(key, bytes))
+          found += ((RecordType.DELETE_RECORD, row, null, file.version.number - 1))
+        }
+      }
+    } finally {
+      span.close()
+      families.foreach(Native.familyClose)
+      states.foreach(_.condemn())
+    }
+    found.iterator
+  }
+
+  private def eachKey(family: Long)(visit: (Long, Int) => Unit): Unit = {
+    val scan = Native.scanOpen(family, 0, 0, 0, 0, false)
+    val rows = new OffHeap(32 * ScanRows)
+    try {
+      var count = Native.scanNext(scan, rows.address, ScanRows)
+      while (count > 0) {
+        (0 until count).foreach(i => visit(rows.long(4 * i), rows.long(4 * i + 1).toInt))
+        count = Native.scanNext(scan, rows.address, ScanRows)
+      }
+    } finally {
+      rows.close()
+      Native.scanClose(scan)
+    }
+  }
+
+  /** The values that the family has of these keys, each of which it has. */
+  private def valuesIn(arena: Arena, keys: Seq[Array[Byte]]): Seq[Array[Byte]] = {
+    val family = Native.familyOpen(arena.handle, format.name, format.ordered)
+    val memory = new OffHeap(64)
+    val span = new OffHeap(16)
+    try {
+      keys.map { key =>
+        memory.reserve(key.length)
+        Platform.copyMemory(key, Platform.BYTE_ARRAY_OFFSET, null, memory.address, key.length)
+        if (!Native.get(family, memory.address, key.length, span.address)) {
+          throw new IllegalStateException(s"a key that was changed in ${files.folder} has no value")
+        }
+        OffHeap.toHeap(span.long(0), span.long(1).toInt)
+      }
+    } finally {
+      span.close()
+      memory.close()
+      Native.familyClose(family)
+    }
+  }
+
+  private def key(records: DeltaRecords): UnsafeRow = keyRow(records.key)
+
+  private def keyRow(bytes: Array[Byte]): UnsafeRow = {
     if (format.plainKeys) plainRow(bytes, bytes.length, format.keyFields)
     else encoders.keys.decodeKey(bytes).copy()
   }
@@ -130,4 +248,8 @@ private[spark] class ChangeReader(
     row.pointTo(bytes, count)
     row
   }
+}
+
+private object ChangeReader {
+  private val ScanRows = 256
 }

@@ -256,9 +256,12 @@ class QuireStateStoreProvider
       colFamilyNameOpt: Option[String],
       endVersionStateStoreCkptId: Option[String]): ChangeIterator = {
     val end = wantedVersion(endVersion, endVersionStateStoreCkptId)
-    val versions = lineTo(end, look(), _.number <= startVersion).filter(_.number >= startVersion)
+    val folder = look()
+    val versions = lineTo(end, folder, _.number <= startVersion).filter(_.number >= startVersion)
     val name = colFamilyNameOpt.getOrElse(StateStore.DEFAULT_COL_FAMILY_NAME)
-    new ChangeReader(files, versions, format(name))
+    new ChangeReader(
+      files, versions.map(v => ChangeFile(v, folder.parent(v), folder.info(v).kind)), format(name),
+      version => loading(load(version).arena), apply)
   }
 
   private def wantedVersion(number: Long, id: Option[String]): Version = {
@@ -985,9 +988,7 @@ class QuireStateStoreProvider
           Native.arenaCommit(made.handle)
           points = Map(step.version -> Native.arenaOrigin(made.handle))
         } else {
-          files.read(path, Set(FrameKinds.Records)) { (_, payload) =>
-            applying(payload)(Native.deltaApply(made.handle, _, payload.length))
-          }
+          files.read(path, Set(FrameKinds.Records)) { (_, payload) => apply(made, payload) }
         }
       }
       Native.arenaCommit(made.handle)
@@ -1000,6 +1001,9 @@ class QuireStateStoreProvider
         LoadReport(fromFiles = true, deltasReplayed = plan.steps.size))
     }
   }
+
+  private def apply(to: Arena, payload: Array[Byte]): Unit =
+    applying(payload)(Native.deltaApply(to.handle, _, payload.length))
 
   private def applying(payload: Array[Byte])(apply: Long => Unit): Unit = {
     val memory = new OffHeap(math.max(payload.length, 8))

@@ -27,6 +27,7 @@ HEADERS = [
     "checkpoint/container.h",
     "checkpoint/delta.h",
     "checkpoint/pages.h",
+    "checkpoint/xxhash32.h",
     "statestore/family.h",
 ]
 LAYERS = ["pagemgr", "structures", "checkpoint", "statestore"]

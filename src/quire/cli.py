@@ -76,6 +76,7 @@ def add_checkpoint_commands(commands: Any) -> None:
         parser.add_argument(
             "url", help="a query's checkpoint folder or one below it: a path, webhdfs://host:port/path, s3://..."
         )
+    for parser in (inspect, verify):
         parser.add_argument("--json", action="store_true", help="for programs")
     verify.add_argument("--all", action="store_true", help="every file, not only what the newest versions need")
     dump.add_argument("--operator", type=count, metavar="N", help="needed if there are several")
@@ -84,6 +85,7 @@ def add_checkpoint_commands(commands: Any) -> None:
     dump.add_argument("--version", metavar="V", help="number, or number_id of checkpoint format 2; default: the newest")
     dump.add_argument("--since", metavar="V", help="print in what the version differs from this one")
     dump.add_argument("--family", metavar="F", help="this column family only")
+    dump.add_argument("--format", choices=["table", "json", "csv", "parquet"], default="table", help="default: table")
     dump.add_argument("--limit", type=count, metavar="N", help="stop after so many records")
 
 
@@ -111,7 +113,7 @@ def run_checkpoint_command(options: argparse.Namespace) -> int:
             options.version,
             options.since,
             options.family,
-            options.json,
+            options.format,
             options.limit,
         )
 

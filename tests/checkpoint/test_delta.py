@@ -9,7 +9,7 @@ from models import KEYS, VALUES
 
 import quire
 from quire.checkpoint import delta
-from quire.checkpoint.delta import Op, Record
+from quire.checkpoint.delta import Op, Patch, Record
 
 MAPS = (Op.FAMILY, Op.DROP)
 SEVERAL = (Op.PUT_ALL, Op.APPEND)
@@ -27,6 +27,7 @@ def all_records(payloads):
     assert drops == sorted(drops, reverse=True)
     for record in records:
         assert len(record.values) == 1 if record.op == Op.PUT else bool(record.values) == (record.op in SEVERAL)
+        assert (record.patch is not None) == (record.op == Op.PATCH)
     return records
 
 
@@ -42,6 +43,9 @@ def apply_to_model(model, records):
         elif record.op == Op.APPEND:
             assert record.family in LISTS
             model[record.family][1].setdefault(record.key, []).extend(record.values)
+        elif record.op == Op.PATCH:
+            (older,) = model[record.family][1][record.key]
+            model[record.family][1][record.key] = [record.patch.apply(older)]
         else:
             model[record.family][1][record.key] = list(record.values)
     return model
@@ -312,6 +316,194 @@ def test_an_interrupted_collector_stops_the_walk(pm, monkeypatch):
     assert len(delta.write(pm)) == 1
 
 
+# ------------------------------------------------------------------------------------------------ patches
+
+
+def row(words, tail=b""):
+    """Like a row of Spark's: words of eight bytes, and what has no fixed length behind them."""
+    return b"".join(word.to_bytes(8, "little") for word in words) + tail
+
+
+WORDS = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))
+ROWS = st.builds(row, st.lists(WORDS, max_size=60), st.binary(max_size=30))
+
+
+@st.composite
+def updates(draw):
+    """A value and what becomes of it: bytes here and there, a part cut out or put in, another length, all anew."""
+    older = draw(st.one_of(ROWS, st.binary(max_size=200), st.integers(0, 5000).map(bytes)))
+    newer = bytearray(older)
+    for _ in range(draw(st.integers(0, 6))):
+        at, piece = draw(st.integers(0, len(newer))), draw(st.binary(max_size=24))
+        how = draw(st.sampled_from(["over", "over", "in", "out", "end"]))
+        if how == "end":
+            del newer[at:]
+        else:
+            newer[at : at + (0 if how == "in" else len(piece))] = b"" if how == "out" else piece
+    return older, draw(st.one_of(st.just(bytes(newer)), ROWS))
+
+
+def changed(pm, ordered, pairs):
+    """The delta of updating a map's values, each pair from one to the other; None for a key without."""
+    family = pm.ordered_map("users") if ordered else pm.map("users")
+    family.update({b"%d" % number: older for number, (older, _) in enumerate(pairs) if older is not None})
+    pm.commit()
+    with pm.snapshot() as snapshot:
+        before = content(snapshot)
+        for number, (_, newer) in enumerate(pairs):
+            if newer is not None:
+                family[b"%d" % number] = newer
+            else:
+                family.pop(b"%d" % number, None)
+        return before, delta.write(pm, snapshot)
+
+
+@given(pairs=st.lists(updates(), max_size=12), ordered=st.booleans(), page_size=st.sampled_from([1024, 8192]))
+def test_patches_lead_from_any_value_to_any_other(pairs, ordered, page_size):
+    with quire.PageManager(page_size=page_size) as pm, quire.PageManager(page_size=1024) as other:
+        before, payloads = changed(pm, ordered, pairs)
+        records = [record for record in all_records(payloads) if record.op not in MAPS]
+        assert len(records) == len(pairs)
+        for record in records:
+            older, newer = pairs[int(record.key)]
+            assert record.op == (Op.PATCH if saves(older, newer) else Op.PUT), (older, newer)
+        assert apply_to_model(copy(before), records) == content(pm)
+        (other.ordered_map("users") if ordered else other.map("users")).update(
+            {b"%d" % number: older for number, (older, _) in enumerate(pairs)}
+        )
+        for payload in payloads:
+            delta.apply(other, payload)
+        other.check()
+        assert content(other) == content(pm)
+
+
+def saves(older, newer):
+    """Whether a patch is to be made: the value has 32 bytes or more, and it takes no more than three quarters of them.
+
+    Words that differ count from the first byte that does to the last; runs with less than four bytes between are one.
+    """
+    common, runs = min(len(older), len(newer)), []
+    for at in range(0, common, 8):
+        places = [i for i in range(at, min(at + 8, common)) if older[i] != newer[i]]
+        if at + 8 <= common and places:
+            runs.append((places[0], places[-1] + 1))
+        else:
+            runs += [(i, i + 1) for i in places]
+    runs += [(common, len(newer))] if len(newer) > common else []
+    joined = []
+    for start, end in runs:
+        if joined and start - joined[-1][1] < 4:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    size, done = 2, 0
+    for start, end in joined:
+        size += varint_bytes(start - done) + varint_bytes(end - start) + end - start
+        done = end
+    return len(newer) >= 32 and size <= len(newer) - len(newer) // 4
+
+
+def varint_bytes(number):
+    return max(1, (number.bit_length() + 6) // 7)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_updates_of_wide_rows_take_few_bytes(pm, ordered):
+    """One word of fifty changes, in more keys than are applied at once."""
+    wide = [row([number * 50 + word for word in range(50)]) for number in range(3000)]
+    pairs = [(value, value[:80] + row([number]) + value[88:]) for number, value in enumerate(wide)]
+    before, payloads = changed(pm, ordered, pairs)
+    records = [record for record in all_records(payloads) if record.op not in MAPS]
+    assert {record.op for record in records} == {Op.PATCH}
+    whole = sum(len(newer) for _, newer in pairs)
+    assert sum(map(len, payloads)) < whole / 10
+    assert apply_to_model(before, records) == content(pm)
+    with quire.PageManager() as other:
+        changed(other, ordered, [(older, older) for older, _ in pairs])
+        for payload in payloads:
+            delta.apply(other, payload)
+        assert content(other) == content(pm)
+
+
+def test_patches_among_all_other_records(pm):
+    """New, removed and grown keys between patches; values that moved because their size changed."""
+    value = row(range(40))
+    pairs = [
+        (None if number % 5 == 0 else value, None if number % 7 == 0 else value[: 300 - number % 9] + b"%d" % number)
+        for number in range(2000)
+    ]
+    before, payloads = changed(pm, False, pairs)
+    records = all_records(payloads)
+    assert {Op.PATCH, Op.PUT, Op.REMOVE} <= {record.op for record in records}
+    assert apply_to_model(before, records) == content(pm)
+    with quire.PageManager(page_size=2048) as other:
+        changed(other, False, [(older, older) for older, _ in pairs])
+        for payload in payloads:
+            delta.apply(other, payload)
+        other.check()
+        assert content(other) == content(pm)
+
+
+def test_what_patches_say(pm):
+    value = row(range(20))
+    longer = value + b"more"
+    pairs = [
+        (value, value),
+        (value, row([7]) + value[8:-3]),
+        (value, longer),
+        (value, b"\xff" * 160),
+        (b"a" * 31, b"b"),
+    ]
+    _, payloads = changed(pm, False, pairs)
+    records = {record.key: record for record in all_records(payloads)}
+    assert records[b"0"].patch == Patch(160, ())
+    assert records[b"1"].patch == Patch(157, ((0, b"\x07"),))
+    assert records[b"2"].patch == Patch(164, ((160, b"more"),))
+    assert records[b"3"] == Record(Op.PUT, "users", False, b"3", (b"\xff" * 160,))
+    assert records[b"4"].op == Op.PUT
+    with pytest.raises(quire.CorruptError, match="more bytes than the old value has"):
+        records[b"2"].patch.apply(value[:-1])
+
+
+def test_the_patch_shown_in_the_format_page(pm, source_root):
+    value = bytearray(40)
+    value[8], value[24] = 1, 2
+    family = pm.map("f")
+    family[b"k"] = bytes(40)
+    pm.commit()
+    with pm.snapshot() as older:
+        family[b"k"] = bytes(value)
+        (payload,) = delta.write(pm, older)
+    shown = payload[len(FAMILY) :].hex(" ")
+    assert f"\n{shown}\n" in (source_root / "docs/format.md").read_text()
+
+
+def test_several_values_are_written_whole(pm):
+    users = pm.map("users")
+    for key in (b"one", b"two"):
+        users.append(key, b"x" * 400)
+    users.append(b"two", b"x" * 400)
+    pm.commit()
+    with pm.snapshot() as older:
+        users.append(b"one", b"x" * 400)
+        users[b"two"] = b"x" * 400
+        found = {record.key: record.op for record in all_records(delta.write(pm, older))}
+        assert (found[b"one"], found[b"two"]) == (Op.PUT_ALL, Op.PUT)
+
+
+def test_a_value_that_looks_like_a_record_of_another_key(pm):
+    """A key's old value is found by its key, not by what the bytes in its place look like."""
+    users = pm.map("users")
+    fake = b"\x02\x00\xa0\x00\x01\x00\x00\x00k2" + b"\xee" * 160
+    users[b"k1"] = b"\0" * 6 + fake * 3
+    pm.commit()
+    with pm.snapshot() as older:
+        del users[b"k1"]
+        for number in range(40):
+            users[b"k%d" % number] = b"\xee" * 150 + b"%010d" % number
+        assert apply_to_model(content(older), all_records(delta.write(pm, older))) == content(pm)
+
+
 # ------------------------------------------------------------------------------------------------ damaged payloads
 
 
@@ -319,7 +511,20 @@ def head(op, name, kind=1):
     return bytes([op, kind]) + len(name).to_bytes(2, "little") + name
 
 
+def check_of(older):
+    """What a patch says of the value that it was made from; by docs/format.md."""
+    words = older + bytes(-len(older) % 8)
+    total = sum(int.from_bytes(words[at : at + 8], "little") for at in range(0, len(words), 8))
+    return ((total + len(older)) * 0x9E3779B97F4A7C15 % 2**64 >> 48).to_bytes(2, "little")
+
+
+def patch(count, runs, check=None):
+    patch = (check or check_of(b"abc")) + runs
+    return bytes([7, 1, count, len(patch)]) + b"k" + patch
+
+
 FAMILY = head(1, b"f")
+OLD = b"\x03\x01\x03kabc"
 
 
 @pytest.mark.parametrize(
@@ -328,7 +533,17 @@ FAMILY = head(1, b"f")
         (b"\x03\x01\x01kv", "belongs to no family"),
         (b"\x05\x00", "belongs to no family"),
         (FAMILY + head(2, b"f") + b"\x05\x00", "belongs to no family"),
-        (b"\x07", "kind is unknown"),
+        (b"\x08", "kind is unknown"),
+        (patch(1, b""), "belongs to no family"),
+        (FAMILY + patch(1, b""), "not there"),
+        (FAMILY + OLD + patch(3, b"", check_of(b"abd")), "another value than the key has"),
+        (FAMILY + OLD + patch(4, b""), "more bytes than the old value has"),
+        (FAMILY + OLD + patch(5, b"\x04\x01x"), "more bytes than the old value has"),
+        (FAMILY + OLD + patch(6, b"\x03\x01x"), "more bytes than the old value has"),
+        (
+            FAMILY + OLD + b"\x07\x01" + b"\xff" * 9 + b"\x01\x05k" + check_of(b"abc") + b"\x03\x01x",
+            "the old value has",
+        ),
         (b"\x06\x00\x05\x01\x01\0\0\0v", "belongs to no family"),
         (FAMILY + b"\x06\x01\x05\x02k\x01\0\0\0v", "not as many"),
         (b"\x00", "kind is unknown"),
@@ -348,11 +563,22 @@ FAMILY = head(1, b"f")
         (FAMILY + b"\x04\x01\x05\x01k\x02\0\0\0v", "values do not fit"),
         (FAMILY + b"\x04\x01\x05\x02k\x01\0\0\0v", "not as many"),
         (FAMILY + b"\x04\x01\x00\x00k", "not as many"),
+        (FAMILY + b"\x07\x01\x05", "length does not end"),
+        (FAMILY + patch(5, b"\x00\x01x")[:-1], "longer than what is left"),
+        (FAMILY + b"\x07\x01\x05\x01k\x00", "no check"),
+        (FAMILY + patch(5, b"\x00"), "length does not end"),
+        (FAMILY + patch(5, b"\x00\x02x"), "longer than what is left"),
+        (FAMILY + patch(5, b"\x01\x00"), "run of its patch is empty"),
+        (FAMILY + patch(5, b"\x05\x01x"), "over the end of the value"),
+        (FAMILY + patch(4, b"\x00\x05abcde"), "over the end of the value"),
+        (FAMILY + patch(5, b"\xff" * 9 + b"\x01\x01x"), "over the end of the value"),
     ],
 )
 def test_records_that_make_no_sense(pm, payload, message):
-    with pytest.raises(quire.CorruptError, match=message):
-        list(delta.records(payload))
+    # What the arena holds is not known to a reader of records.
+    if "not there" not in message and "value has" not in message and "key has" not in message:
+        with pytest.raises(quire.CorruptError, match=message):
+            list(delta.records(payload))
     with pytest.raises(quire.CorruptError, match=message):
         delta.apply(pm, payload)
     pm.abort()
@@ -369,7 +595,7 @@ def try_payload(payload):
     codes = (quire.CorruptError, quire.MismatchError, quire.InvalidError)
     with quire.PageManager(page_size=1024) as pm:
         pm.map("users").update({b"a": b"1", b"b": b"2" * 3000})
-        pm.ordered_map("events")[b"c"] = b"3"
+        pm.ordered_map("events").update({b"c": b"3", b"d": bytes(200)})
         pm.commit()
         before = content(pm)
         try:
@@ -381,7 +607,8 @@ def try_payload(payload):
         except codes:
             pass
         else:
-            if read is not None and not {record.family for record in read} & set(before):
+            patched = read is not None and any(record.op == Op.PATCH for record in read)
+            if read is not None and not patched and not {record.family for record in read} & set(before):
                 assert content(pm) == apply_to_model(copy(before), last_wins(read))
         pm.abort()
         pm.check()
@@ -433,3 +660,21 @@ def test_damaged_payloads_are_refused_or_applied(data):
         elif place < len(damaged):
             damaged[place] = data.draw(st.integers(0, 255))
     try_payload(bytes(damaged))
+
+
+def test_every_damage_to_patches_is_refused_or_applied():
+    """Each byte of a payload with patches changed in turn, and the payload cut off at each place."""
+    with quire.PageManager(page_size=1024) as pm:
+        users, events = pm.map("users"), pm.ordered_map("events")
+        users[b"b"] = b"2" * 3000
+        events[b"d"] = bytes(200)
+        pm.commit()
+        with pm.snapshot() as older:
+            users[b"b"] = b"2" * 1000 + b"3" * 9 + b"2" * 1900
+            events[b"d"] = bytes(64) + row([1, 0, 2, 3]) + bytes(120)
+            (payload,) = delta.write(pm, older)
+        assert [record.op for record in delta.records(payload)].count(Op.PATCH) == 2
+    for at in range(len(payload)):
+        try_payload(payload[:at])
+        for byte in {payload[at] ^ 1 << bit for bit in range(8)} | {0, 255}:
+            try_payload(payload[:at] + bytes([byte]) + payload[at + 1 :])

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import fs
 
 import quire
-from quire.checkpoint import Checkpoint, container, delta, storage
+from quire.checkpoint import Checkpoint, Manager, container, delta, io_service, storage
 from quire.checkpoint.container import FileHeader, FileKind, Frame, FrameKind
 from quire.checkpoint.storage import ArrowStorage, Entry, LocalStorage, Storage, WebHdfsStorage, storage_for
 
@@ -22,7 +22,9 @@ class FakeWebHdfs(http.server.ThreadingHTTPServer):
     """The REST interface of a NameNode and a DataNode over a dict of files.
 
     faults: what to answer instead of the next requests of an operation: a status, or "drop" (do it, then hang up), or
-    "short" (half of the bytes).
+    "short" (half of the bytes), or "dead" (send to a DataNode that does not answer), or "unknown" (no DataNode has
+    reported the block yet).
+    replaces: whether it knows how to rename onto a file.
     """
 
     daemon_threads = True
@@ -30,6 +32,7 @@ class FakeWebHdfs(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.folders, self.faults, self.requests = {}, {"/"}, {}, []
+        self.replaces = True
         self.guard = threading.Lock()
 
     @property
@@ -62,6 +65,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             fault = server.faults.get(operation, []).pop(0) if server.faults.get(operation) else None
             if isinstance(fault, int):
                 return self.answer(fault, b"<html>not now</html>")
+            if fault == "dead":
+                return self.answer(307, b"", f"http://127.0.0.1:1{self.path}&datanode=1")
+            if fault == "unknown":
+                return self.answer(*self.refuse("IOException", "No active and not excluded nodes contain this block"))
             answer = getattr(self, operation.lower())(path, query, body)
         if fault == "drop":
             self.connection.close()
@@ -146,6 +153,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         to = query["destination"]
         if path not in self.server.files:
             return self.absent(path)
+        if self.server.replaces and query.get("renameoptions") == "OVERWRITE":
+            self.server.files[to] = self.server.files.pop(path)
+            return (200,)
         if to in self.server.files:
             return 200, {"boolean": False}
         self.server.files[to] = self.server.files.pop(path)
@@ -406,6 +416,41 @@ def test_a_body_that_breaks_off(hdfs, web):
     assert [operation for operation, _, _ in hdfs.requests].count("OPEN2") == 3
 
 
+def test_data_nodes_that_died_lately(hdfs, web):
+    """The NameNode sends there for minutes; it is asked for another one without a wait, more often than in vain."""
+    hdfs.faults = {"OPEN": ["dead"] * 6, "CREATE": ["dead"] * 6}
+    with web.open("/data/file") as file:
+        assert file.read() == hdfs.files["/data/file"]
+    web.write_atomic("/data/new", b"content")
+    assert hdfs.files["/data/new"] == b"content"
+    assert hdfs.faults == {"OPEN": [], "CREATE": []}
+    hdfs.faults = {"OPEN": ["dead"] * 99}
+    with web.open("/data/file") as file, pytest.raises(quire.IOFailedError, match=r"/data/file: no answer from"):
+        file.read()
+
+
+def test_a_name_node_that_has_not_heard_of_all_blocks_yet(hdfs, web):
+    hdfs.faults = {"OPEN": ["unknown"] * 2}
+    with web.open("/data/file") as file:
+        assert file.read() == hdfs.files["/data/file"]
+    assert hdfs.faults == {"OPEN": []}
+
+
+def test_a_file_that_is_replaced_by_a_shorter_one_while_it_is_read(hdfs, web):
+    with web.open("/data/file") as file:
+        hdfs.files["/data/file"] = b"short"
+        with pytest.raises(quire.CorruptError, match="/data/file was replaced while it was read"):
+            file.read()
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_file_is_replaced_in_one_step_by_servers_that_can(hdfs, web, replaces):
+    hdfs.replaces = replaces
+    web.write_atomic("/data/file", b"new", replace=True)
+    assert hdfs.files == {"/data/file": b"new"}
+    assert ("DELETE" in [operation for operation, _, _ in hdfs.requests]) is not replaces
+
+
 def test_a_server_that_is_down(hdfs, web):
     hdfs.faults = {"LISTSTATUS": [503] * 9}
     with pytest.raises(quire.IOFailedError, match=r"/data: HTTP status 503"):
@@ -468,3 +513,101 @@ def test_a_checkpoint_on_hdfs(hdfs):
     with checkpoint.store(0, 3).load() as state:
         assert state.map("default")[b"alice"] == b"1"
     assert checkpoint.location == f"webhdfs://127.0.0.1:{hdfs.server_port}/check point"
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def test_a_write_is_tried_again(tmp_path, monkeypatch):
+    """Where the bytes are there to be written again; each attempt begins anew, and nothing is left of those before."""
+    faults, synced = [], storage.os.fsync
+
+    def fsync(descriptor):
+        if faults:
+            raise faults.pop(0)
+        synced(descriptor)
+
+    monkeypatch.setattr(storage.os, "fsync", fsync)
+    passing = OSError(errno.EIO, "Input/output error")
+    for data in (b"content", [b"con", b"tent"]):
+        faults[:] = [passing] * 3
+        LocalStorage().write_atomic(str(tmp_path / "file"), data, replace=True)
+        assert (tmp_path / "file").read_bytes() == b"content" and not faults
+    faults[:] = [passing] * 4
+    with pytest.raises(quire.IOFailedError, match="other: Input/output error"):
+        LocalStorage().write_atomic(str(tmp_path / "other"), b"content")
+    faults[:] = [passing]
+    with pytest.raises(quire.IOFailedError, match="other: Input/output error"):
+        LocalStorage().write_atomic(str(tmp_path / "other"), iter([b"content"]))
+    faults[:] = [PermissionError(errno.EACCES, "Permission denied"), passing]
+    with pytest.raises(quire.IOFailedError, match="other: Permission denied"):
+        LocalStorage().write_atomic(str(tmp_path / "other"), b"content")
+    assert len(faults) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_write_by_pyarrow_is_tried_again(tmp_path):
+    class Shaky:
+        """Fails the first moves."""
+
+        def __init__(self, failures):
+            self.real, self.failures = fs.LocalFileSystem(), failures
+
+        def __getattr__(self, name):
+            return getattr(self.real, name)
+
+        def move(self, source, to):
+            if self.failures:
+                raise self.failures.pop(0)
+            self.real.move(source, to)
+
+    store = ArrowStorage(Shaky([ConnectionResetError("reset")] * 2))
+    store.write_atomic(str(tmp_path / "file"), [b"con", b"tent"])
+    assert (tmp_path / "file").read_bytes() == b"content"
+    store = ArrowStorage(Shaky([ConnectionResetError("reset")]))
+    with pytest.raises(quire.IOFailedError, match="other: reset"):
+        store.write_atomic(str(tmp_path / "other"), iter([b"content"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_comes_once_is_sent_once(hdfs, web):
+    """To HDFS, bit by bit; a fault ends it."""
+    web.write_atomic("/data/new", (b"%d" % number for number in range(5)))
+    assert hdfs.files["/data/new"] == b"01234"
+    hdfs.faults = {"CREATE": [503]}
+    with pytest.raises(quire.IOFailedError, match="data/other: HTTP status 503"):
+        web.write_atomic("/data/other", iter([b"content"]))
+    assert sorted(hdfs.files) == ["/data/file", "/data/new"]
+
+
+def test_a_manager_on_every_storage(place, monkeypatch):
+    """Commits, bases with parts, cleaning, and a second program."""
+    monkeypatch.setattr(io_service, "INLINE_BYTES", 40 << 10)
+    monkeypatch.setattr(io_service, "FRAME_BYTES", 8 << 10)
+    store, path = place
+    with Manager(path, storage=store, codec="zstd", bases_every=2, retain=2) as checkpoint, checkpoint.load() as pm:
+        for number in range(7):
+            pm.map("default").update({b"%d %d" % (number, key): bytes(50) for key in range(300)})
+            assert checkpoint.commit(pm) == number + 1
+            checkpoint.maintain()
+        assert [version.number for version in checkpoint.store.versions()] == [4, 5, 6, 7]
+        assert {part.version.number for part in checkpoint.store.listing().parts} == {4, 6}
+        with Manager(path, storage=store) as other, other.load() as same:
+            assert dict(same.map("default")) == dict(pm.map("default"))
+            same.map("default")[b"other"] = b""
+            assert other.commit(same) == 8
+        with pytest.raises(quire.ExistsError, match=r"8\.qdelta is there already: another program"):
+            checkpoint.commit(pm)
+
+
+def test_a_manager_on_a_server_that_fails_now_and_then(hdfs):
+    url = f"webhdfs://127.0.0.1:{hdfs.server_port}/check point"
+    with Manager(url) as checkpoint, checkpoint.load() as pm:
+        for number, fault in enumerate([503, "drop", 429, "drop"]):
+            operations = ("LISTSTATUS", "GETFILESTATUS", "CREATE", "CREATE2", "RENAME", "DELETE")
+            hdfs.faults = {operation: [fault] for operation in operations}
+            pm.map("default")[b"%d" % number] = b""
+            assert checkpoint.commit(pm) == number + 1
+            checkpoint.maintain()
+    with Manager(url) as checkpoint, checkpoint.load() as pm:
+        assert checkpoint.version == 4 and sorted(pm.map("default")) == [b"0", b"1", b"2", b"3"]

@@ -1,6 +1,6 @@
 """The commands that read checkpoints: what they print, how they end, and that no damage passes them by."""
 
-import importlib.util
+import csv
 import io
 import json
 import random
@@ -8,20 +8,16 @@ import re
 import struct
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import stores
+from pyarrow import parquet
 
 import quire
 from quire.checkpoint import Checkpoint, StoreId, Version, container, reader, storage, tools
 from quire.checkpoint.codecs import compress, decompress
 from quire.checkpoint.container import FileKind
 from quire.cli import main
-
-# The writer of checkpoints is the one that the reader is tested with.
-_spec = importlib.util.spec_from_file_location("quire_test_reader", Path(__file__).with_name("test_reader.py"))
-stores = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(stores)
 
 
 @pytest.fixture(autouse=True)
@@ -251,7 +247,7 @@ def test_dump(folder, run):
 
 
 def test_dump_for_programs(folder, run):
-    lines = [json.loads(line) for line in run("dump", folder, "--json", "--version", "1")[1].splitlines()]
+    lines = [json.loads(line) for line in run("dump", folder, "--format", "json", "--version", "1")[1].splitlines()]
     found = {(line["family"], bytes.fromhex(line["key"])): [bytes.fromhex(v) for v in line["values"]] for line in lines}
     assert found == {
         **{("default", b"key%d" % number): [b"1"] for number in range(1, 5)},
@@ -269,7 +265,7 @@ def test_dump_of_what_changed(folder, run):
         "changed\tdefault\t'key6'\t'3' -> '4'",
         "removed\tdefault\t'key1'\t'1'",
     ]
-    lines = [json.loads(line) for line in run("dump", folder, "--since", "6", "--json")[1].splitlines()]
+    lines = [json.loads(line) for line in run("dump", folder, "--since", "6", "--format", "json")[1].splitlines()]
     found = {line["change"] for line in lines}
     assert found == {"added", "changed"} and all(line["before"] or line["change"] == "added" for line in lines)
     assert run("dump", folder, "--since", "7")[1] == ""
@@ -278,6 +274,59 @@ def test_dump_of_what_changed(folder, run):
     assert {line.split()[0] for line in run("dump", folder, "--version", "0", "--since", "7")[1].splitlines()} == {
         "removed"
     }
+
+
+VALUES_OF_1 = sorted(
+    [("default", b"key%d" % number, b"1") for number in range(1, 5)]
+    + [("sorted", b"all", b"a"), ("sorted", b"all", b"b1"), ("$timers", b"t", b"")]
+)
+
+
+def test_dump_as_csv(folder, run):
+    """One row for each value."""
+    rows = list(csv.DictReader(io.StringIO(run("dump", folder, "--format", "csv", "--version", "1")[1])))
+    found = [(row["family"], bytes.fromhex(row["key"]), bytes.fromhex(row["value"])) for row in rows]
+    assert sorted(found) == VALUES_OF_1
+    out = run("dump", folder, "--format", "csv", "--since", "3", "--version", "4")[1]
+    rows = {bytes.fromhex(row["key"]): row for row in csv.DictReader(io.StringIO(out))}
+    assert rows[b"key1"] == {
+        "change": "removed",
+        "family": "default",
+        "key": b"key1".hex(),
+        "before": b"1".hex(),
+        "after": "",
+    }
+    assert rows[b"all"]["after"] == f"{b'a'.hex()} {b'b4'.hex()}"
+    assert run("dump", folder, "--format", "csv", "--limit", "0")[1] == "family,key,value\n"
+
+
+def test_dump_as_parquet(folder, capfdbinary, monkeypatch):
+    """To a pipe, in several batches."""
+    monkeypatch.setattr(tools, "PARQUET_ROWS", 2)
+    command = ["dump", str(folder), "--format", "parquet"]
+
+    def table(*more):
+        # With a buffer of bytes, as a real one has.
+        with open(1, "w", closefd=False) as stdout, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stdout)
+            assert main([*command, *more]) == 0
+            assert not stdout.closed
+        return parquet.read_table(io.BytesIO(capfdbinary.readouterr().out))
+
+    found = table("--version", "1")
+    assert [str(column.type) for column in found.columns] == ["string", "binary", "binary"]
+    assert sorted(tuple(row.values()) for row in found.to_pylist()) == VALUES_OF_1
+    changes = {row["key"]: row for row in table("--since", "3", "--version", "4").to_pylist()}
+    assert changes[b"key1"] == {"change": "removed", "family": "default", "key": b"key1", "before": [b"1"], "after": []}
+    assert changes[b"all"]["after"] == [b"a", b"b4"]
+    assert table("--limit", "0").num_rows == 0
+    assert table("--limit", "3", "--family", "default").num_rows == 3
+
+
+def test_parquet_is_nothing_for_a_terminal(folder, run, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, err = run("dump", folder, "--format", "parquet")
+    assert (code, out) == (2, "") and "send it to a file, as in > state.parquet" in err
 
 
 def test_dump_of_a_version_with_an_id(tmp_path, run):

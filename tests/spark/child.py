@@ -2,6 +2,9 @@
 
 Use: child.py FOLDER PROVIDER MASTER JSON-of-settings QUERY...
 
+Among Spark's settings may be: slow (milliseconds that each row takes), batches (how many to run, in place of BATCHES),
+and checkpoint (a folder for all checkpoints, in place of FOLDER; a URL, too). "transform" runs half as many batches.
+
 Lines it prints: "jvm PID" when Spark is up, "NAME BATCH" when a batch has been written, "sample JSON" now and then if
 the query is "soak", "end" when all is done.
 A batch's rows are in FOLDER/NAME/output/BATCH.json, put there whole or not at all.
@@ -32,6 +35,10 @@ QUERIES = {
         "join", workloads.join("full_outer"), sources=2, conf={workloads.JOIN: workloads.JOIN_FORMATS[-1]}
     ),
     "soak": harness.Workload("soak", workloads.by_window),
+    "numbers": harness.Workload("numbers", workloads.by_number, "update"),
+    "transform": harness.Workload(
+        "transform", workloads.transform(workloads.Everything, workloads.RowFace, "EventTime"), "update"
+    ),
 }
 
 
@@ -43,7 +50,7 @@ def frame_of(spark: SparkSession, folder: Path, name: str) -> DataFrame:
     return workload.build(*(harness.ticks(spark, (name, side)) for side in range(workload.sources)))
 
 
-def launch(spark: SparkSession, folder: Path, name: str, milliseconds: int) -> StreamingQuery:
+def launch(spark: SparkSession, folder: Path, checkpoints: str, name: str, milliseconds: int) -> StreamingQuery:
     """Starts one query; its batches go to files."""
     output = folder / name / "output"
     output.mkdir(parents=True, exist_ok=True)
@@ -59,13 +66,13 @@ def launch(spark: SparkSession, folder: Path, name: str, milliseconds: int) -> S
     if milliseconds:
         frame = frame.where(SLOW.format(milliseconds))
     writer = frame.writeStream.outputMode(QUERIES[name].mode).foreachBatch(write)
-    writer = writer.option("checkpointLocation", str(folder / name / "checkpoint"))
+    writer = writer.option("checkpointLocation", f"{checkpoints}/{name}/checkpoint")
     return (writer.trigger(availableNow=True) if name == "soak" else writer).start()
 
 
-def enough(query: StreamingQuery, output: Path) -> None:
+def enough(query: StreamingQuery, output: Path, batches: int) -> None:
     """Waits for the batches that are wanted; raises what the query failed with."""
-    while query.isActive and not (output / f"{BATCHES - 1}.json").exists():
+    while query.isActive and not (output / f"{batches - 1}.json").exists():
         time.sleep(0.1)
     query.stop()
     query.awaitTermination()
@@ -93,19 +100,22 @@ def soak(query: StreamingQuery, checkpoint: Path) -> None:
 def main() -> None:
     folder, provider, master, conf, *names = sys.argv[1:]
     given = json.loads(conf)
-    milliseconds = int(given.pop("slow", 0))
+    milliseconds, batches = int(given.pop("slow", 0)), int(given.pop("batches", BATCHES))
+    checkpoints = given.pop("checkpoint", folder)
     spark = harness.session(master, given)
     print("jvm", spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
-    queries = []
-    for name in names:
-        with harness.settings(spark, {**QUERIES[name].conf, harness.STORE + "providerClass": provider}):
-            queries.append(launch(spark, Path(folder), name, milliseconds))
-    for name, query in zip(names, queries, strict=True):
-        if name == "soak":
-            soak(query, Path(folder) / name / "checkpoint")
-            query.awaitTermination()
-        else:
-            enough(query, Path(folder) / name / "output")
+    # Spark gives a query's Python workers ten seconds to start: nothing else is to run meanwhile.
+    for together in ([name for name in names if name != "transform"], [name for name in names if name == "transform"]):
+        queries = []
+        for name in together:
+            with harness.settings(spark, {**QUERIES[name].conf, harness.STORE + "providerClass": provider}):
+                queries.append(launch(spark, Path(folder), checkpoints, name, milliseconds))
+        for name, query in zip(together, queries, strict=True):
+            if name == "soak":
+                soak(query, Path(folder) / name / "checkpoint")
+                query.awaitTermination()
+            else:
+                enough(query, Path(folder) / name / "output", batches // 2 if name == "transform" else batches)
     print("end", flush=True)
     spark.stop()
 

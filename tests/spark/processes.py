@@ -56,9 +56,9 @@ class Driver:
         if self.process.stdout is not None:
             self.process.stdout.close()
 
-    def errors(self) -> str:
-        """The end of what it wrote to standard error."""
-        return self.log.read_text(encoding="utf-8", errors="replace")[-3000:]
+    def errors(self, most: int = 3000) -> str:
+        """The end of what it wrote to standard error, in so many characters."""
+        return self.log.read_text(encoding="utf-8", errors="replace")[-most:]
 
     def __enter__(self) -> "Driver":
         return self

@@ -8,10 +8,18 @@ from pyspark.errors import PySparkException
 from spark import harness, workloads
 from spark.harness import HDFS, QUIRE, ROCKSDB, STORE, Workload
 
+from quire.checkpoint import Checkpoint
+from quire.checkpoint.container import FileKind
+from quire.checkpoint.delta import Op
+
 pytestmark = pytest.mark.slow
 
 AGGREGATION = Workload("source aggregation", workloads.by_window, "update")
 UPDATES = Workload("source updates", workloads.by_key, "update")
+WIDE = [
+    Workload("source wide", workloads.wide, "update", conf=conf, peer_conf={}, files=5, variant=variant)
+    for variant, conf in [("plain", {}), ("ids", workloads.IDS), ("checksums", workloads.CHECKSUMS)]
+]
 DEDUPLICATION = Workload("source deduplication", workloads.distinct)
 
 
@@ -86,6 +94,27 @@ def test_the_change_feed_tells_the_changes_of_every_batch(spark, checkpoint, wor
         found = read(spark, ours, **options)
         assert found == read(spark, theirs, **options)
     assert read(spark, ours, readChangeFeed="true", changeStartBatchId=0).total() > 0
+
+
+@pytest.mark.parametrize("workload", WIDE, ids=str)
+def test_the_change_feed_shows_rows_whole_of_which_a_part_was_written(spark, checkpoint, workload):
+    ours, theirs = checkpoint(workload, QUIRE), checkpoint(WIDE[0], HDFS)
+    patched = {
+        record.key
+        for store in Checkpoint(ours).stores()
+        for file in store.files()
+        if file.kind == FileKind.DELTA
+        for record in store.records(file, store.read(file))
+        if record.op == Op.PATCH
+    }
+    assert len(patched) > 10
+    last = last_batch(ours)
+    for begin, end in [(0, last), (1, 1), (2, last), (last, last)]:
+        options = {"readChangeFeed": "true", "changeStartBatchId": begin, "changeEndBatchId": end}
+        with harness.settings(spark, workload.conf):
+            found = read(spark, ours, **options)
+        assert found == read(spark, theirs, **options)
+        assert found.total() > 0
 
 
 def test_the_changes_replayed_one_by_one_give_the_state_of_every_batch(spark, checkpoint):

@@ -39,6 +39,19 @@ def by_key(frame: DataFrame) -> DataFrame:
     return aggregate(frame.groupBy("key", "other"))
 
 
+def wide(frame: DataFrame) -> DataFrame:
+    """Rows of thirty columns, few of which change in a batch."""
+    columns = [F.min(F.col("id") + number).alias(f"low{number}") for number in range(28)]
+    return frame.groupBy("key").agg(F.count("*").alias("rows"), F.max("word").alias("high"), *columns)
+
+
+def by_number(frame: DataFrame) -> DataFrame:
+    """State that a test can tell from the ids of the rows, and read without Spark."""
+    return frame.groupBy(F.expr("id * id % 211").alias("number")).agg(
+        F.count("*").alias("rows"), F.sum("id").alias("sum")
+    )
+
+
 def by_window(frame: DataFrame) -> DataFrame:
     return aggregate(late(frame).groupBy(F.window("ts", "4 minutes"), "key"))
 
@@ -407,6 +420,7 @@ def chained(frame: DataFrame) -> DataFrame:
 # ------------------------------------------------------------------------------------------------ the list
 
 IDS = {STORE + "checkpointFormatVersion": "2"}
+CHECKSUMS = {STORE + "rowChecksum.enabled": "true"}
 JOIN = "spark.sql.streaming.join.stateFormatVersion"
 # From 4.3 on, Spark gives a new join the later formats only where the provider is RocksDB's, and format 2 elsewhere.
 JOIN_FORMATS = ("2", "3", "4") if pyspark.__version__.startswith("4.2.") else ("2",)

@@ -1,0 +1,527 @@
+"""Checkpoints a ``quire.PageManager`` from Python, in the files that the Spark provider writes and reads.
+
+The rules are the provider's (docs/checkpoint.md). A commit first makes its file durable and then publishes the pages in
+memory, so a failure leaves the last version as it was. Bases are written from a pinned snapshot while the program goes
+on. What is written for a commit is up to a ``Mode``; what a file needs to be read, the file itself tells.
+"""
+
+import collections
+import hashlib
+import logging
+import os
+import re
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from quire.checkpoint import codecs, container, delta, fault
+from quire.checkpoint.container import FileHeader, FileKind, Frame, FrameKind
+from quire.checkpoint.io_service import BaseFile, CancelledError, IOService, Job, Progress
+from quire.checkpoint.reader import (
+    DEFAULT_STORE,
+    OTHER_PROVIDERS,
+    STATE_FOLDER,
+    SUFFIXES,
+    Line,
+    Listing,
+    Store,
+    StoredFile,
+    StoreId,
+    Version,
+    counted_keys,
+)
+from quire.checkpoint.storage import join, storage_for
+from quire.pagemgr.errors import (
+    ClosedError,
+    CorruptError,
+    ExistsError,
+    InvalidError,
+    NotFoundError,
+    QuireError,
+    VersionError,
+)
+from quire.structures import PageManager, Snapshot
+
+# How many versions a manager remembers as its own; bases among them are safe to clean behind.
+LINE_LENGTH = 10_000
+ROW_CHECKSUMS = 1
+# What writers that were killed leave: the hidden names of storage.py and of Spark.
+LEFTOVER = re.compile(r"\.(\d{1,18})(?:_[^.]+)?\.(?:[0-9a-f]{1,32}\.\d{1,6}\.)?(qdelta|qbase|qpart)\..*tmp(?:\.crc)?")
+
+log = logging.getLogger(__name__)
+
+
+# ---------------------------------------------------------------------------------------------------- modes
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a commit file is to hold. since: see ``CheckpointFile``."""
+
+    kind: FileKind
+    frames: list[Frame]
+    keys: int
+    since: int = 0
+
+
+class Mode(ABC):
+    """What is written for a commit. One object for each state that was loaded."""
+
+    @abstractmethod
+    def write(self, pm: PageManager, older: Snapshot) -> Changes:
+        """What leads from the last version, which the snapshot shows, to the state being written."""
+
+    def committed(self) -> None:  # noqa: B027, not all modes keep something
+        """What ``write`` gave last is durable, and committed in memory."""
+
+    def forget(self) -> None:  # noqa: B027
+        """What ``write`` gave last came to nothing; it may be called again."""
+
+
+class DeltaMode(Mode):
+    """Changed records."""
+
+    def write(self, pm: PageManager, older: Snapshot) -> Changes:
+        """As Mode says."""
+        frames = [Frame(FrameKind.RECORDS, payload) for payload in delta.write(pm, older)]
+        return Changes(FileKind.DELTA, frames, sum(counted_keys(pm)))
+
+
+MODES: dict[str, Callable[[], Mode]] = {"delta": DeltaMode}
+
+
+# ---------------------------------------------------------------------------------------------------- the manager
+
+
+class Pin:
+    """A version's snapshot, shared by the manager and a base that is being written; the last who lets go closes it."""
+
+    def __init__(self, version: Version, snapshot: Snapshot) -> None:
+        self.version = version
+        self.snapshot = snapshot
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def share(self) -> "Pin":
+        """One more who uses it."""
+        with self._lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        """One less."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.snapshot.close()
+
+
+class Manager:
+    """The checkpoint of one store, to be written and read.
+
+    url          a folder: a path or URL as ``storage_for`` takes it. The files lie in ``state/<operator>/<partition>``
+                 below it (and there in a folder of the store's name, unless that is "default"), as Spark has them.
+    mode         what a commit writes; the mode may change from one run to the next.
+    codec        packs the files: lz4, zstd, snappy or "" for none.
+    bases_every  after so many versions ``maintain()`` writes a base.
+    retain       how many versions before the newest can still be loaded; ``maintain()`` removes older files.
+    storage      where the url is a path: a ``Storage``, or a file system of pyarrow's.
+
+    A program loads a state, changes it, and commits it, as often as it likes:
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with Manager(folder.name) as checkpoint, checkpoint.load() as pm:
+    ...     pm.map("users")[b"alice"] = b"1"
+    ...     checkpoint.commit(pm)
+    ...     checkpoint.maintain().wait()
+    1
+    >>> with Manager(folder.name) as checkpoint, checkpoint.load() as pm:
+    ...     checkpoint.version, pm.map("users")[b"alice"]
+    (1, b'1')
+    >>> folder.cleanup()
+
+    Of two programs that commit the same version the first one wins, whole; the other gets ``ExistsError`` and must load
+    again. (Spark's provider replaces the file instead: there the last one wins.) ``load(version=v)`` goes back: the
+    next commit removes what came after v.
+
+    Threads: one at a time. A base is written by threads of the manager's own.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        operator: int = 0,
+        partition: int = 0,
+        store: str = DEFAULT_STORE,
+        *,
+        mode: str = "delta",
+        codec: str = "lz4",
+        bases_every: int = 10,
+        retain: int = 100,
+        storage: Any = None,
+    ) -> None:
+        self._id = StoreId(_whole("operator", operator, 0), _whole("partition", partition, 0), _store_name(store))
+        self._make_mode = _known("mode", mode, MODES)
+        self._codec = codec
+        _known("codec", codec, codecs.COMPRESS)
+        self._bases_every = _whole("bases_every", bases_every, 1)
+        self._retain = _whole("retain", retain, 1)
+        self._storage, root = storage_for(url, storage)
+        names = [STATE_FOLDER, str(operator), str(partition), *([] if store == DEFAULT_STORE else [store])]
+        self._folder = join(root, "/".join(names))
+        self._store = Store(self._storage, self._folder, self._id)
+        self._service = IOService()
+        self._closed = False
+        self._lock = threading.Lock()  # around what the job changes, too: _last_base, _line
+        self._job: Job | None = None
+        self._state: State | None = None
+        self._line: collections.deque[Version] = collections.deque(maxlen=LINE_LENGTH)
+        self._last_base = 0
+
+    def __repr__(self) -> str:
+        return f"<Manager of {self._id} in {self._store.location}>"
+
+    def __enter__(self) -> "Manager":
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._job is not None:
+            self._job.cancel()
+        self.close()
+
+    def close(self) -> None:
+        """Waits for the base that is being written, if any. What ``load`` gave stays the caller's to close."""
+        self._closed = True
+        self._service.close()
+        self._drop_state()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the manager of {self._store.location} is closed")
+
+    @property
+    def store(self) -> Store:
+        """The store, to look at its files and versions."""
+        return self._store
+
+    @property
+    def version(self) -> int:
+        """The version that was loaded or committed last."""
+        return self._loaded().pin.version.number
+
+    def _loaded(self) -> "State":
+        self._check_open()
+        if self._state is None:
+            raise InvalidError("no version is loaded: load() one")
+        return self._state
+
+    # ------------------------------------------------------------------------------------------------ loading
+
+    def load(self, version: int | None = None, id: str | None = None, *, repair: bool = False) -> PageManager:
+        """The state of a version (None: of the newest; in a new folder it is empty) to change and commit.
+
+        What was loaded before can be committed no more, and a base that is being written is cancelled. Damage raises
+        ``CorruptError`` with the file's name; repair: pass over a damaged base for an older one.
+        """
+        self._check_open()
+        self._stop_job()
+        self._drop_state()
+        listing = self._listing()
+        if listing.files:
+            pm, line = self._store.load_with_line(version, id, repair=repair)
+        else:
+            self._refuse_others()
+            if version not in (None, 0) or id is not None:
+                raise NotFoundError(f"{self._store.location} has no version {version}: it holds none at all")
+            pm, line = PageManager(), Line(Version(0), None, ())
+        try:
+            flags = self._store.header(line.files[-1]).flags if line.files else 0
+            pm.commit()
+            self._state = State(pm, Pin(line.version, pm.snapshot()), self._make_mode(), flags)
+        except BaseException:
+            pm.close()
+            raise
+        self._state.newer = any(found.number > line.version.number for found in listing.versions)
+        self._line.extend(file.version for file in line.files)
+        self._last_base = line.base.version.number if line.base else 0
+        fault.point("load.done")
+        return pm
+
+    def _listing(self) -> Listing:
+        try:
+            return self._store.listing()
+        except NotFoundError:
+            return Listing([], [])
+
+    def _refuse_others(self) -> None:
+        try:
+            suffixes = {entry.name.rsplit(".", 1)[-1] for entry in self._storage.list(self._folder)}
+        except NotFoundError:
+            return
+        found = sorted({OTHER_PROVIDERS[suffix] for suffix in suffixes & OTHER_PROVIDERS.keys()})
+        if found:
+            raise InvalidError(
+                f"{self._store.location} was written by {' and '.join(found)}: give another checkpoint's folder"
+            )
+
+    def _drop_state(self) -> None:
+        state, self._state = self._state, None
+        self._line.clear()
+        if state is not None:
+            state.pin.release()
+
+    # ------------------------------------------------------------------------------------------------ committing
+
+    def commit(self, pm: PageManager) -> int:
+        """Makes the state the next version, durable when it returns, and commits it in memory, too; gives its number.
+
+        After an error the last version is as it was, in the files and in memory: ``pm.abort()`` goes back to it,
+        another ``commit()`` tries again. Maps and ordered maps are written; a state with lists, deques or raw pages is
+        refused.
+        """
+        state = self._loaded()
+        if pm is not state.pm:
+            raise InvalidError("commit what? give the page manager that load() gave last")
+        if state.flags & ROW_CHECKSUMS:
+            raise InvalidError(
+                f"{self._store.location} has a checksum behind each value "
+                "(spark.sql.streaming.stateStore.rowChecksum.enabled), which Python does not write"
+            )
+        fault.point("commit.start")
+        parent = state.pin.version
+        version = Version(parent.number + 1, str(uuid.uuid4()) if parent.id else "")
+        changes = state.mode.write(pm, state.pin.snapshot)
+        try:
+            header = self._header(changes.kind, version, parent, 0, state.flags)
+            pieces = container.pieces(header, changes.frames, changes.keys, codecs.compress, changes.since)
+            data = b"".join(pieces)
+            fault.point("commit.packed")
+            self._drop_newer(state)
+            self._publish(state, version, data)
+        except BaseException:
+            state.mode.forget()
+            raise
+        fault.point("commit.durable")
+        try:
+            pm.commit()
+            pin = Pin(version, pm.snapshot())
+        except BaseException as error:
+            self._drop_state()
+            raise QuireError(f"version {version} is durable, but not in memory ({error}): load() again") from error
+        fault.point("commit.done")
+        state.pin.release()
+        state.pin = pin
+        state.attempts.clear()
+        state.mode.committed()
+        with self._lock:
+            self._line.append(version)
+        return version.number
+
+    def _header(self, kind: FileKind, version: Version, parent: Version, page_bytes: int, flags: int) -> FileHeader:
+        return FileHeader(
+            kind,
+            version.number,
+            parent.number,
+            self._id.operator,
+            self._id.partition,
+            page_bytes,
+            flags,
+            self._id.name,
+            version.id,
+            parent.id,
+            self._codec,
+        )
+
+    def _path(self, kind: FileKind, version: Version) -> str:
+        return join(self._folder, f"{version}.{SUFFIXES[kind]}")
+
+    def _publish(self, state: "State", version: Version, data: bytes) -> None:
+        """Writes a commit file under a name that nobody else has taken."""
+        path = self._path(FileKind.DELTA, version)
+        digest = hashlib.sha256(data).digest()
+        try:
+            self._storage.write_atomic(path, data)
+        except ExistsError:
+            with self._storage.open(path) as stream:
+                found = stream.read()
+            # The answer to an attempt may have been lost, or it may have failed after the file had its name.
+            if found == data:
+                return
+            if hashlib.sha256(found).digest() not in state.attempts:
+                raise ExistsError(
+                    f"{self._storage.display(path)} is there already: another program has committed version {version}. "
+                    "It stays, and the changes made here are not durable: load() again"
+                ) from None
+            self._storage.write_atomic(path, data, replace=True)
+        except BaseException:
+            state.attempts.add(digest)
+            raise
+
+    def _drop_newer(self, state: "State") -> None:
+        """Removes what came after a version that was gone back to, the newest first, so that no gap comes to be."""
+        if not state.newer:
+            return
+        number, hidden = state.pin.version.number, self._hidden()
+        for file in reversed(self._store.files()):
+            if file.version.number > number:
+                fault.point("drop.delete")
+                self._remove(file.path, hidden)
+        state.newer = False
+
+    # ------------------------------------------------------------------------------------------------ maintenance
+
+    def maintain(self, *, background: bool = False, progress: Progress | None = None) -> Job:
+        """Writes a base of the last version if one is due, then removes the files that nothing needs any more.
+
+        background: returns once the base has begun; the program may go on, ``Job.wait()`` waits and raises what went
+        wrong, which is logged otherwise, and tried again by the next ``maintain()``. One that runs is not doubled.
+        progress: is called with the bytes of the base that are done, and of all, from other threads.
+        """
+        state = self._loaded()
+        if self._job is not None and not self._job.done:
+            if background:
+                return self._job
+            self._job.wait()
+        pin = state.pin.share()
+        due = pin.version.number - self._last_base >= self._bases_every
+        page_bytes = state.pm.page_size if due else 0
+
+        def work(job: Job) -> None:
+            try:
+                if due:
+                    self._write_base(job, pin, page_bytes, state.flags)
+                self._clean(job, pin.version)
+            except BaseException as error:
+                if background and not isinstance(error, CancelledError):
+                    log.warning("maintenance of %s failed, and will be tried again: %s", self._store.location, error)
+                raise
+            finally:
+                pin.release()
+
+        self._job = job = self._service.start(work, progress)
+        if background:
+            if due:
+                job.wait_begun()
+            return job
+        try:
+            job.wait()
+        except BaseException:
+            job.cancel()
+            raise
+        return job
+
+    def _stop_job(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+            try:
+                self._job.wait()
+            except Exception:
+                pass  # logged, or raised by the call that waited for it
+            self._job = None
+
+    def _write_base(self, job: Job, pin: Pin, page_bytes: int, flags: int) -> None:
+        header = self._header(FileKind.BASE, pin.version, pin.version, page_bytes, flags)
+        name = f"{pin.version}.{SUFFIXES[FileKind.BASE]}"
+        file = BaseFile(self._storage, self._folder, name, header, sum(counted_keys(pin.snapshot)))
+        self._service.write_base(job, file, pin.snapshot)
+        with self._lock:
+            self._last_base = max(self._last_base, pin.version.number)
+
+    def _clean(self, job: Job, latest: Version) -> None:
+        """Removes what no version from ``latest - retain`` on needs, and what writers left that did not finish.
+
+        Parts without a base may be somebody's work in progress while they are not older than the newest base.
+        """
+        listing = self._store.listing()
+        with self._lock:
+            ours = set(self._line)
+        bases = [
+            file
+            for version, file in sorted(listing.bases.items())
+            if version.number <= latest.number and (not version.id or version in ours)
+        ]
+        if not bases:
+            return
+        earliest = latest.number - self._retain
+        first = max((base.version.number for base in bases if base.version.number <= earliest), default=0)
+        newest = bases[-1].version.number
+        gone = [file.path for file in listing.files if file.version.number < first]
+        older = [base for base in listing.bases.values() if first <= base.version.number < newest]
+        gone += self._strays(listing, older, newest)
+        hidden = self._hidden()
+        for name in sorted(hidden):
+            match = LEFTOVER.fullmatch(name)
+            if match and int(match[1]) < (newest if match[2] == "qpart" else first):
+                gone.append(join(self._folder, name))
+        for path in gone:
+            job.check()
+            fault.point("clean.delete")
+            self._remove(path, hidden)
+        fault.point("clean.done")
+
+    def _hidden(self) -> set[str]:
+        return {entry.name for entry in self._storage.list(self._folder) if entry.name.startswith(".")}
+
+    def _remove(self, path: str, hidden: set[str]) -> None:
+        """Deletes a file, and the checksums that Hadoop keeps of it on local disks: they would be held against the next
+        file of its name.
+        """
+        folder, _, name = path.rpartition("/")
+        if f".{name}.crc" in hidden:
+            self._storage.delete(join(folder, f".{name}.crc"))
+        self._storage.delete(path)
+
+    def _strays(self, listing: Listing, bases: list[StoredFile], newest: int) -> list[str]:
+        """The parts older than the newest base that none of these bases names."""
+        old = [part for part in listing.parts if part.version.number < newest]
+        named: set[str] = set()
+        unknown: set[Version] = set()
+        for base in bases:
+            if any(part.version == base.version for part in old):
+                try:
+                    named.update(join(self._folder, name) for name in self._store.parts(base))
+                except (CorruptError, VersionError):
+                    unknown.add(base.version)  # whoever repairs it may want them
+                except NotFoundError:
+                    pass  # somebody else cleans, too
+        return sorted(part.path for part in old if part.path not in named and part.version not in unknown)
+
+
+class State:
+    """What a manager has loaded, and goes on from. newer: versions after it were there when it was loaded."""
+
+    def __init__(self, pm: PageManager, pin: Pin, mode: Mode, flags: int) -> None:
+        self.pm = pm
+        self.pin = pin
+        self.mode = mode
+        self.flags = flags
+        self.newer = False
+        # Digests of what was written for the next version by commits that failed.
+        self.attempts: set[bytes] = set()
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidError(f"{name} {value!r}: give a whole number from {least}")
+    return value
+
+
+def _store_name(name: Any) -> str:
+    if not isinstance(name, str) or not name or "/" in name or name[0] in "._":
+        raise InvalidError(f"store {name!r}: give a name that a folder can have, which begins with neither . nor _")
+    return name
+
+
+def _known(what: str, name: Any, table: dict[str, Any]) -> Any:
+    if not isinstance(name, str) or name not in table:
+        raise InvalidError(f"{what} {name!r}: give one of {', '.join(map(repr, table))}")
+    return table[name]

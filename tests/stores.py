@@ -1,0 +1,123 @@
+"""Checkpoints for tests: a Writer makes the files of a store as the provider does, and remembers every state."""
+
+import io
+import struct
+import tempfile
+import uuid
+from pathlib import Path
+
+import hypothesis.strategies as st
+from models import KEYS, VALUES
+
+import quire
+from quire.checkpoint import StoreId, Version, codecs, container, delta, reader
+from quire.checkpoint.container import FileHeader, FileKind, Frame, FrameKind
+
+FAMILIES = {"default": False, "sorted": True, "$timers": True}
+CHANGES = st.dictionaries(
+    st.tuples(st.sampled_from(sorted(FAMILIES)), KEYS), st.lists(VALUES, max_size=3), max_size=8
+)  # no values: removed
+
+
+def content(state):
+    """Family to key to values, without families that are empty."""
+    found = {}
+    for name, kind in state.sets().items():
+        handle = state.ordered_map(name) if kind == "ordered_map" else state.map(name)
+        found[name] = {key: handle.get_all(key) for key in handle}
+    return {name: keys for name, keys in found.items() if keys}
+
+
+class Writer:
+    """Writes a store's files as the provider does. states: what each version must hold."""
+
+    def __init__(self, folder, id=None, codec="zstd", page_size=1024, ids=False):
+        self.folder, self.id, self.codec, self.ids = Path(folder), id or StoreId(0, 3), codec, ids
+        self.pm = quire.PageManager(page_size=page_size)
+        self.pm.commit()
+        self.version, self.states = Version(0), {Version(0): {}}
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.pm.close()
+
+    def path(self, kind, version=None):
+        return self.folder / f"{version or self.version}.{reader.SUFFIXES[kind]}"
+
+    def keys(self):
+        state = self.states[self.version]
+        return sum(len(keys) for name, keys in state.items() if not name.startswith("$"))
+
+    def write(self, header, frames, keys):
+        file = io.BytesIO()
+        container.write(file, header, frames, keys, codecs.compress)
+        self.path(header.kind).write_bytes(file.getvalue())
+
+    def header(self, kind, parent, **more):
+        place = {"operator_id": self.id.operator, "partition_id": self.id.partition, "store_name": self.id.name}
+        versions = {"version": self.version.number, "id": self.version.id}
+        return FileHeader(
+            kind, **versions, parent_version=parent.number, parent_id=parent.id, **place, codec=self.codec, **more
+        )
+
+    def commit(self, changes, alone=False):
+        """The next version. changes: (family, key) to values. alone: as a base without a delta."""
+        parent = self.version
+        with self.pm.snapshot() as older:
+            for (family, key), values in changes.items():
+                handle = self.pm.ordered_map(family) if FAMILIES[family] else self.pm.map(family)
+                handle.pop(key, None)
+                for value in values:
+                    handle.append(key, value)
+            payloads = delta.write(self.pm, older)
+            self.version = Version(parent.number + 1, str(uuid.uuid4()) if self.ids else "")
+            self.states[self.version] = content(self.pm)
+            if not alone:
+                frames = [Frame(FrameKind.RECORDS, payload) for payload in payloads]
+                self.write(self.header(FileKind.DELTA, parent), frames, self.keys())
+        self.pm.commit()
+        if alone:
+            self.base(self.keys())
+        return self.version
+
+    def base(self, keys=0):
+        """A base of the last version. keys: 0 where it does not count them."""
+        with tempfile.TemporaryDirectory() as folder, self.pm.snapshot() as pinned:
+            pinned.save(Path(folder) / "image")
+            image = (Path(folder) / "image").read_bytes()
+        pieces = [image[at : at + 3000] for at in range(0, len(image), 3000)]
+        frames = [Frame(FrameKind.IMAGE, piece) for piece in pieces]
+        self.write(self.header(FileKind.BASE, self.version, page_bytes=self.pm.page_size), frames, keys)
+
+
+def sample(folder, **options):
+    """Seven versions, with bases of 3 and 6; 4 takes a key away."""
+    with Writer(folder, **options) as writer:
+        for number in range(1, 8):
+            puts = {("default", b"key%d" % key): [b"%d" % number] for key in range(number, number + 4)}
+            takes = {("default", b"key1"): []} if number == 4 else {}
+            writer.commit({**puts, **takes, ("sorted", b"all"): [b"a", b"b%d" % number], ("$timers", b"t"): [b""]})
+            if number in (3, 6):
+                writer.base(writer.keys() if number == 6 else 0)
+    return writer
+
+
+def loaded(store, *arguments, **options):
+    with store.load(*arguments, **options) as state:
+        state.check()
+        return content(state)
+
+
+def frame_ends(data):
+    """Where the header and each frame end."""
+    (at,) = struct.unpack_from("<I", data, 12)
+    ends = [at]
+    while at < len(data):
+        (stored,) = struct.unpack_from("<I", data, at + 12)
+        at += 24 + stored
+        ends.append(at)
+    assert at == len(data)
+    return ends
