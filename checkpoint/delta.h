@@ -10,6 +10,8 @@
  *             u8 4  put all  varint key bytes, varint bytes of values, varint count, key, values: each a u32 length and its bytes
  *             u8 5  remove   varint key bytes, key
  *             u8 6  append   as put all: the values come behind those that the key has, if any
+ *             u8 8  open     as put all: a key that was not there (logs only, as 9)
+ *             u8 9  check    as put all: a key that did not change, written again
  *             A varint has 7 bits a byte, the lowest first, the top bit set on all but the last.
  *
  * Invariants  I1 a key occurs at most once in the payloads of one delta; drops of a family come before its records.
@@ -39,6 +41,8 @@ typedef enum {
     QUIRE_DELTA_PUT_ALL = 4,
     QUIRE_DELTA_REMOVE = 5,
     QUIRE_DELTA_APPEND = 6,
+    QUIRE_DELTA_OPEN = 8,
+    QUIRE_DELTA_CHECK = 9,
 } quire_delta_op;
 
 typedef struct {

@@ -16,7 +16,10 @@ from quire.structures.maps import split_values
 
 
 class Op(IntEnum):
-    """What a record does. ``PUT_ALL`` replaces a key's values by several, ``PUT`` by one; ``APPEND`` adds to them."""
+    """What a record does. ``PUT_ALL`` replaces a key's values by several, ``PUT`` by one; ``APPEND`` adds to them.
+
+    ``OPEN`` and ``CHECK`` stand in logs: a key that is new, and one that did not change but is written again.
+    """
 
     FAMILY = lib.QUIRE_DELTA_FAMILY
     DROP = lib.QUIRE_DELTA_DROP
@@ -24,6 +27,8 @@ class Op(IntEnum):
     PUT_ALL = lib.QUIRE_DELTA_PUT_ALL
     REMOVE = lib.QUIRE_DELTA_REMOVE
     APPEND = lib.QUIRE_DELTA_APPEND
+    OPEN = lib.QUIRE_DELTA_OPEN
+    CHECK = lib.QUIRE_DELTA_CHECK
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Record:
     family   the map it belongs to, or that it makes (``FAMILY``) or drops (``DROP``).
     ordered  whether that is an ordered map; False for a dropped one, whatever it was.
     key      empty in records that name a family.
-    values   what the key has from then on (``PUT`` one, ``PUT_ALL`` several) or has besides (``APPEND``); else none.
+    values   what the key has from then on (``PUT`` one, ``PUT_ALL``, ``OPEN`` and ``CHECK`` all) or has besides (``APPEND``); else none.
     """
 
     op: Op
@@ -149,6 +154,6 @@ def _record(found: Any, family: Record | None) -> Record:
     if family is None:
         raise CorruptError("a record of a delta makes no sense: it belongs to no family")
     value = bytes(ffi.buffer(found.value, found.value_bytes)) if found.value_bytes else b""
-    several = op in (Op.PUT_ALL, Op.APPEND)
+    several = op in (Op.PUT_ALL, Op.APPEND, Op.OPEN, Op.CHECK)
     values = split_values(value, found.value_count) if several else [value] * found.value_count
     return Record(op, family.family, family.ordered, key, tuple(values))

@@ -784,124 +784,297 @@ int quire_cursor_next_many(quire_cursor *cursor, int64_t row_count, size_t bytes
 
 /* ------------------------------------------------------------------------------------------------ differences */
 
+/* The records of one page, so that most keys are found in its other state without a look-up. */
+typedef struct {
+    const quire_record **records;
+    size_t count, capacity;
+    size_t next; /* where the last one was found, plus one */
+} page_list;
+
 typedef struct {
     const quire_kv_ops *ops;
     const quire_view *newer;
-    const quire_view *older;
+    const quire_view *older; /* NULL: there was nothing */
+    uint32_t since;          /* epoch of the older state */
     quire_change_visit visit;
+    const quire_footprint_visit *footprints; /* in place of visit */
     void *context;
     quire_buffer key, values;
-    /* The newer records of the page at hand, so that most older ones are found without a look-up. */
-    const quire_record **here;
-    size_t here_count, here_capacity;
-    size_t here_next;
+    quire_page_id page;
+    uint32_t stamp_oldest;
+    page_list here, there; /* the page at hand, newer and older; there only for footprints */
 } difference;
 
-static int difference_newer_record(void *context, const quire_record *record) {
-    difference *d = context;
-    if (d->here_count == d->here_capacity) {
-        size_t capacity = d->here_capacity == 0 ? 256 : d->here_capacity * 2;
-        void *here = realloc(d->here, capacity * sizeof *d->here);
-        if (here == NULL) {
+static int list_add(page_list *list, const quire_record *record) {
+    if (list->count == list->capacity) {
+        size_t capacity = list->capacity == 0 ? 256 : list->capacity * 2;
+        void *records = realloc(list->records, capacity * sizeof *list->records);
+        if (records == NULL) {
             return quire_fail(QUIRE_E_NOMEM, "no memory for the %zu records of a page", capacity);
         }
-        d->here = here;
-        d->here_capacity = capacity;
+        list->records = records;
+        list->capacity = capacity;
     }
-    d->here[d->here_count++] = record;
-    if (record->stamp <= d->older->epoch) {
-        return QUIRE_OK;
-    }
-    uint64_t value_count;
-    QUIRE_TRY(quire_record_key(d->newer, record, &d->key));
-    QUIRE_TRY(quire_record_values(d->newer, record, &d->values, &value_count));
-    return d->visit(d->context, d->key.bytes, d->key.count, d->values.bytes, d->values.count, value_count);
+    list->records[list->count++] = record;
+    return QUIRE_OK;
 }
 
-/* QUIRE_OK if the newer page holds the key in d->key close to where the last one was, else QUIRE_E_NOTFOUND. */
-static int difference_find_here(difference *d) {
-    size_t end = d->here_next + SAME_PAGE_WINDOW;
-    for (size_t i = d->here_next; i < end && i < d->here_count; i++) {
+/* QUIRE_OK if the page holds the key close to where the last one was, else QUIRE_E_NOTFOUND. */
+static int list_find(const quire_view *view, page_list *list, const quire_buffer *key, const quire_record **record) {
+    size_t end = list->next + SAME_PAGE_WINDOW;
+    for (size_t i = list->next; i < end && i < list->count; i++) {
         int rc = QUIRE_OK;
-        bool same = quire_record_key_equals(d->newer, d->here[i], d->key.bytes, d->key.count, &rc);
+        bool same = quire_record_key_equals(view, list->records[i], key->bytes, key->count, &rc);
         QUIRE_TRY(rc);
         if (same) {
-            d->here_next = i + 1;
+            list->next = i + 1;
+            *record = list->records[i];
             return QUIRE_OK;
         }
     }
     return QUIRE_E_NOTFOUND;
 }
 
+/* The stamp that the record with the key in d->key had before, 0: it was not there. */
+static int difference_before(difference *d, uint32_t *stamp) {
+    const quire_record *record;
+    *stamp = 0;
+    if (d->older == NULL) {
+        return QUIRE_OK;
+    }
+    int rc = list_find(d->older, &d->there, &d->key, &record);
+    if (rc == QUIRE_E_NOTFOUND) {
+        rc = d->ops->find(d->older, NULL, d->key.bytes, d->key.count, &record);
+    }
+    if (rc == QUIRE_OK) {
+        *stamp = record->stamp;
+    }
+    return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
+}
+
+static int difference_newer_record(void *context, const quire_record *record) {
+    difference *d = context;
+    QUIRE_TRY(list_add(&d->here, record));
+    if (record->stamp < d->stamp_oldest) {
+        d->stamp_oldest = record->stamp;
+    }
+    if (record->stamp <= d->since) {
+        return QUIRE_OK;
+    }
+    uint64_t value_count;
+    QUIRE_TRY(quire_record_key(d->newer, record, &d->key));
+    QUIRE_TRY(quire_record_values(d->newer, record, &d->values, &value_count));
+    if (d->footprints == NULL) {
+        return d->visit(d->context, d->key.bytes, d->key.count, d->values.bytes, d->values.count, value_count);
+    }
+    uint32_t before;
+    QUIRE_TRY(difference_before(d, &before));
+    return d->footprints->record(d->context, d->page, before, d->key.bytes, d->key.count, d->values.bytes,
+                                 d->values.count, value_count);
+}
+
+static int difference_there_record(void *context, const quire_record *record) {
+    difference *d = context;
+    return list_add(&d->there, record);
+}
+
 static int difference_older_record(void *context, const quire_record *record) {
     difference *d = context;
     const quire_record *found;
+    quire_page_id page = d->page;
     QUIRE_TRY(quire_record_key(d->older, record, &d->key));
-    int rc = difference_find_here(d);
+    int rc = list_find(d->newer, &d->here, &d->key, &found);
     if (rc == QUIRE_E_NOTFOUND) {
-        rc = d->ops->find(d->newer, NULL, d->key.bytes, d->key.count, &found);
+        rc = d->ops->locate(d->newer, d->key.bytes, d->key.count, &found, &page);
     }
-    if (rc != QUIRE_E_NOTFOUND) {
-        return rc;
+    if (rc == QUIRE_E_NOTFOUND) {
+        return d->footprints == NULL
+                   ? d->visit(d->context, d->key.bytes, d->key.count, NULL, 0, 0)
+                   : d->footprints->record(d->context, d->page, record->stamp, d->key.bytes, d->key.count, NULL, 0, 0);
     }
-    return d->visit(d->context, d->key.bytes, d->key.count, NULL, 0, 0);
+    QUIRE_TRY(rc);
+    return d->footprints != NULL && page != d->page && found->stamp <= d->since
+               ? d->footprints->moved(d->context, d->page, page, found->stamp)
+               : QUIRE_OK;
 }
 
 /* A page that differs: what is new on it, and what was on it and is nowhere now. */
 static int difference_page(void *context, quire_page_id id, bool in_use) {
     difference *d = context;
-    d->here_count = 0;
-    d->here_next = 0;
+    bool was_in_use = d->older != NULL && quire_page_entry(d->older, id) != 0;
+    d->page = id;
+    d->stamp_oldest = UINT32_MAX;
+    d->here.count = d->here.next = 0;
+    d->there.count = d->there.next = 0;
+    if (was_in_use && in_use && d->footprints != NULL) {
+        QUIRE_TRY(d->ops->page_records(d->older, id, difference_there_record, d));
+    }
     if (in_use) {
         QUIRE_TRY(d->ops->page_records(d->newer, id, difference_newer_record, d));
     }
-    if (quire_page_entry(d->older, id) == 0) {
-        return QUIRE_OK;
+    if (was_in_use) {
+        QUIRE_TRY(d->ops->page_records(d->older, id, difference_older_record, d));
     }
-    return d->ops->page_records(d->older, id, difference_older_record, d);
+    return d->footprints == NULL ? QUIRE_OK : d->footprints->page(d->context, id, d->stamp_oldest);
 }
 
 static int difference_run(difference *d) {
-    QUIRE_TRY(quire_view_changed(d->newer, d->older->epoch, difference_page, d));
+    QUIRE_TRY(quire_view_changed(d->newer, d->since, difference_page, d));
     /* A table that was emptied has no nodes left to tell of the ids it had. */
-    for (uint32_t id = d->newer->table[0].page_limit; id < d->older->table[0].page_limit; id++) {
+    uint32_t older_limit = d->older == NULL ? 0 : d->older->table[0].page_limit;
+    for (uint32_t id = d->newer->table[0].page_limit; id < older_limit; id++) {
         QUIRE_TRY(difference_page(d, id, false));
     }
     return QUIRE_OK;
 }
 
-int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit, void *context) {
-    if (older->at.set != NULL || older->ops != newer->ops || older->at.view.arena != view_of(newer)->arena) {
+static int difference_comes_from(const quire_view *newer, const quire_view *older) {
+    if (newer->epoch < older->epoch) {
+        return quire_fail(QUIRE_E_INVALID,
+                          "the newer state is of epoch %" PRIu32 ", the older of %" PRIu32 ": exchange them",
+                          newer->epoch, older->epoch);
+    }
+    if (!quire_epoch_follows(newer->arena, newer->epoch, older->epoch)) {
+        return quire_fail(QUIRE_E_INVALID,
+                          "a restore lies between epochs %" PRIu32 " and %" PRIu32
+                          ", so that the newer state did not come from the older: read both in full",
+                          older->epoch, newer->epoch);
+    }
+    return QUIRE_OK;
+}
+
+/* d: what to call. older may be NULL. */
+static int differences(quire_kv *newer, quire_kv *older, difference *d) {
+    if (older != NULL &&
+        (older->at.set != NULL || older->ops != newer->ops || older->at.view.arena != view_of(newer)->arena)) {
         return quire_fail(QUIRE_E_INVALID,
                           "the older state must be a snapshot's map, of the same kind and arena as the newer");
     }
-    QUIRE_TRY(quire_view_usable(&older->at.view));
+    if (older != NULL) {
+        QUIRE_TRY(quire_view_usable(&older->at.view));
+    }
     quire_snap *snap = NULL;
     quire_view view = {0};
     QUIRE_TRY(quire_handle_enter(&newer->at));
     int rc = quire_handle_pin(&newer->at, &snap, &view);
     quire_handle_leave(&newer->at);
     QUIRE_TRY(rc);
-    if (view.epoch < older->at.view.epoch) {
-        rc = quire_fail(QUIRE_E_INVALID,
-                        "the newer state is of epoch %" PRIu32 ", the older of %" PRIu32 ": exchange them", view.epoch,
-                        older->at.view.epoch);
-    } else if (!quire_epoch_follows(view.arena, view.epoch, older->at.view.epoch)) {
-        rc = quire_fail(QUIRE_E_INVALID,
-                        "a restore lies between epochs %" PRIu32 " and %" PRIu32
-                        ", so that the newer state did not come from the older: read both in full",
-                        older->at.view.epoch, view.epoch);
-    } else {
-        difference d = {
-            .ops = newer->ops, .newer = &view, .older = &older->at.view, .visit = visit, .context = context};
-        rc = difference_run(&d);
-        quire_buffer_free(&d.key);
-        quire_buffer_free(&d.values);
-        free(d.here);
+    if (older != NULL) {
+        rc = difference_comes_from(&view, &older->at.view);
+        d->older = &older->at.view;
+        d->since = older->at.view.epoch;
     }
+    d->ops = newer->ops;
+    d->newer = &view;
+    if (rc == QUIRE_OK) {
+        rc = difference_run(d);
+    }
+    quire_buffer_free(&d->key);
+    quire_buffer_free(&d->values);
+    free(d->here.records);
+    free(d->there.records);
     if (snap != NULL) {
         quire_snap_release(snap);
     }
+    return rc;
+}
+
+int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit, void *context) {
+    difference d = {.visit = visit, .context = context};
+    return differences(newer, older, &d);
+}
+
+/* ------------------------------------------------------------------------------------------------ footprints */
+
+int quire_kv_footprints(quire_kv *newer, quire_kv *older, const quire_footprint_visit *visit, void *context) {
+    difference d = {.footprints = visit, .context = context};
+    return differences(newer, older, &d);
+}
+
+typedef struct {
+    const quire_view *view;
+    uint32_t stamp_max;
+    uint32_t epoch; /* what to stamp with; 0: not yet */
+    quire_touch_visit visit;
+    void *context;
+    quire_buffer key, values;
+    uint64_t count;
+    uint32_t stamp_rest;
+} touch;
+
+static int touch_record(void *context, const quire_record *record) {
+    touch *t = context;
+    if (record->stamp > t->stamp_max) {
+        t->stamp_rest = record->stamp < t->stamp_rest ? record->stamp : t->stamp_rest;
+        return QUIRE_OK;
+    }
+    if (t->epoch != 0) {
+        ((quire_record *)(uintptr_t)record)->stamp = t->epoch; /* in the page that quire_page_write gave */
+        return QUIRE_OK;
+    }
+    t->count++;
+    if (t->visit == NULL) {
+        return QUIRE_OK;
+    }
+    uint64_t value_count;
+    QUIRE_TRY(quire_record_key(t->view, record, &t->key));
+    QUIRE_TRY(quire_record_values(t->view, record, &t->values, &value_count));
+    return t->visit(t->context, record->stamp, t->key.bytes, t->key.count, t->values.bytes, t->values.count,
+                    value_count);
+}
+
+/* Reserves first: once a record was given to visit, it will be stamped. */
+static int touch_entered(quire_kv *kv, quire_page_id page, touch *t) {
+    quire_set *set = kv->at.set;
+    QUIRE_TRY(quire_arena_reserve(set->view.arena, 1));
+    QUIRE_TRY(kv->ops->page_records(&set->view, page, touch_record, t));
+    if (t->count == 0) {
+        return QUIRE_OK;
+    }
+    if (quire_page_write(set, page) == NULL) {
+        return quire_fail(QUIRE_E_CORRUPT, "page %" PRIu32 " of '%s' cannot be written", page, set->name);
+    }
+    t->epoch = *set->epoch_writing;
+    t->stamp_rest = UINT32_MAX;
+    return kv->ops->page_records(&set->view, page, touch_record, t);
+}
+
+int quire_kv_touch(quire_kv *kv, quire_page_id page, uint32_t stamp_max, quire_touch_visit visit, void *context,
+                   uint32_t *stamp_rest) {
+    touch t = {.stamp_max = stamp_max, .visit = visit, .context = context, .stamp_rest = UINT32_MAX};
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    t.view = view_of(kv);
+    int rc = touch_entered(kv, page, &t);
+    quire_handle_leave(&kv->at);
+    quire_buffer_free(&t.key);
+    quire_buffer_free(&t.values);
+    *stamp_rest = t.stamp_rest;
+    return rc;
+}
+
+uint32_t quire_kv_page_limit(quire_kv *kv) {
+    return view_of(kv)->table[0].page_limit;
+}
+
+typedef struct {
+    quire_stamp_visit visit;
+    void *context;
+    quire_page_id page;
+} stamp_walk;
+
+static int stamp_record(void *context, const quire_record *record) {
+    const stamp_walk *walk = context;
+    return walk->visit(walk->context, walk->page, record->stamp);
+}
+
+int quire_kv_stamps(quire_kv *kv, quire_stamp_visit visit, void *context) {
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    stamp_walk walk = {visit, context, 0};
+    int rc = QUIRE_OK;
+    for (; rc == QUIRE_OK && walk.page < view_of(kv)->table[0].page_limit; walk.page++) {
+        rc = kv->ops->page_records(view_of(kv), walk.page, stamp_record, &walk);
+    }
+    quire_handle_leave(&kv->at);
     return rc;
 }
 

@@ -26,6 +26,7 @@ HEADERS = [
     "structures/rowcodec.h",
     "checkpoint/container.h",
     "checkpoint/delta.h",
+    "checkpoint/cec.h",
     "statestore/family.h",
 ]
 LAYERS = ["pagemgr", "structures", "checkpoint", "statestore"]

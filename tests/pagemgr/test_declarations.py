@@ -13,7 +13,7 @@ PAIRS = {
     "pagemgr/pagemgr.cdef.h": ["pagemgr/error.h", "pagemgr/pagemgr.h"],
     "structures/structures.cdef.h": ["structures/record.h", "structures/kv.h", "structures/sequence.h"],
     "structures/rowcodec.cdef.h": ["structures/rowcodec.h"],
-    "checkpoint/checkpoint.cdef.h": ["checkpoint/container.h", "checkpoint/delta.h"],
+    "checkpoint/checkpoint.cdef.h": ["checkpoint/container.h", "checkpoint/delta.h", "checkpoint/cec.h"],
     "statestore/family.cdef.h": ["statestore/family.h"],
 }
 LAYERS = ("pagemgr", "structures", "checkpoint", "statestore")
