@@ -1,8 +1,8 @@
 """What checkpoints are made of, and how to read them.
 
-``delta`` is the changes between two states, ``cec`` a log of changes that needs no base, ``container`` the files they lie in, ``codecs`` what packs these;
-``storage`` is where the files are, ``reader`` finds and loads the states of a query's checkpoint, and ``tools`` are the
-commands for it.
+``delta`` is the changes between two states, ``cec`` a log of changes that needs no base, ``container`` the files they
+lie in, ``codecs`` what packs these; ``storage`` is where the files are, ``reader`` finds and loads the states of a
+query's checkpoint, and ``tools`` are the commands for it.
 """
 
 from quire.checkpoint import cec, codecs, container, delta, reader, storage, tools

@@ -91,7 +91,7 @@ struct quire_cec {
     bool inherited;   /* no commit here has been within the target yet */
     bool writing;     /* a write waits for quire_cec_committed */
     bool writing_missed, writing_within, writing_families;
-    uint32_t writing_since; /* epoch of the older state */
+    uint32_t writing_epoch; /* of the last commit at that time */
     old_place *undo;
     size_t undo_count, undo_capacity;
 };
@@ -744,14 +744,15 @@ static int page_write_again(log_writer *writer, const candidate *old, uint32_t s
 
 typedef struct {
     uint64_t needed;
-    bool gently; /* the extent came over the target from elsewhere: no more than needed */
+    uint64_t most;
     bool stopped;
     bool enough;
 } again;
 
 static bool again_ends(log_writer *writer, again *state, uint64_t oldest) {
     bool within = within_target(writer, oldest);
-    state->enough = oldest >= writer->begin || (writer->summary.checks >= state->needed && (within || state->gently));
+    uint64_t checks = writer->summary.checks;
+    state->enough = oldest >= writer->begin || (within && checks >= state->needed) || checks >= state->most;
     if (!state->enough && bound_reached(writer) && (within || !writer->cec->missed)) {
         state->stopped = true;
     }
@@ -796,15 +797,13 @@ static bool came_over_target(const log_writer *writer, uint64_t oldest) {
 
 static int write_again(log_writer *writer) {
     quire_cec *cec = writer->cec;
-    again state = {0};
+    again state = {.most = UINT64_MAX};
     uint64_t oldest = place_oldest(cec, writer->place), reach = REACH_MIN;
     writer->check_nanos_end = nanos_now() + cec->policy.nanos_max;
     state.needed = checks_needed(writer, oldest);
-    state.gently = cec->inherited && !cec->missed && came_over_target(writer, oldest);
-    if (state.gently) {
-        double even = 2 * (double)(writer->place - writer->begin) / (cec->policy.extent_target - 1);
-        uint64_t share = writer->summary.keys / CATCH_UP_COMMITS + 1 + (uint64_t)even;
-        state.needed = state.needed < share ? state.needed : share;
+    if (cec->inherited && !cec->missed && came_over_target(writer, oldest)) {
+        double even = (double)(writer->place - writer->begin) / (cec->policy.extent_target - 1);
+        state.most = writer->summary.keys / CATCH_UP_COMMITS + 1 + 2 * (uint64_t)even;
     }
     while (!again_ends(writer, &state, oldest)) {
         uint64_t left = state.needed > writer->summary.checks ? state.needed - writer->summary.checks : 0;
@@ -922,10 +921,10 @@ int quire_cec_write(quire_cec *cec, quire_snap *older, uint64_t version, quire_d
     }
     cec->writing = true;
     cec->writing_families = false;
-    cec->writing_since = older == NULL ? 0 : quire_snap_epoch(older);
+    cec->writing_epoch = quire_arena_epoch(cec->arena);
     log_writer writer = {.cec = cec,
                          .records = {.sink = sink, .context = context},
-                         .since = cec->writing_since,
+                         .since = older == NULL ? 0 : quire_snap_epoch(older),
                          .begin = log_end(cec),
                          .place = log_end(cec)};
     int rc = version_write(&writer, older);
@@ -959,7 +958,7 @@ int quire_cec_committed(quire_cec *cec) {
     }
     log_version *version = version_next(cec);
     uint32_t epoch = quire_arena_epoch(cec->arena);
-    if (version->records != 0 && epoch <= cec->writing_since) {
+    if (version->records != 0 && epoch == cec->writing_epoch) {
         return quire_fail(QUIRE_E_INVALID,
                           "version %" PRIu64 " of the log is not committed in the arena: commit it first",
                           version->version);

@@ -12,7 +12,7 @@ from typing import Any
 from quire._native import ffi, lib
 from quire.checkpoint.delta import _payload
 from quire.pagemgr.callbacks import collect
-from quire.pagemgr.errors import ClosedError, InvalidError, check
+from quire.pagemgr.errors import ClosedError, InvalidError, NotFoundError, check
 from quire.pagemgr.lifetime import Face, Handle, in_cell
 from quire.pagemgr.page_manager import Arena, ArenaSnapshot
 
@@ -24,12 +24,15 @@ DESTROY = in_cell(lib.quire_cec_destroy)
 class Summary:
     """What one version of a log holds, in records.
 
-    opens, footprints, results, checks  keys that are new, changed, removed, and written again though they did not change.
-    records  their sum.
-    keys     live keys.
-    extent   from the oldest record that is a live key's newest, to the end of the log: what the target is for.
-    since    the version in which the extent begins: nothing before it is needed.
-    to_read  from the first record of that version to the end.
+    opens       keys that are new.
+    footprints  keys that were changed.
+    results     keys that were removed.
+    checks      keys that did not change and are written again.
+    keys        live keys.
+    records     the sum of the first four.
+    extent      from the oldest record that is a live key's newest, to the end of the log: what the target is for.
+    since       the version in which the extent begins: nothing before it is needed.
+    to_read     from the first record of that version to the end.
     """
 
     opens: int
@@ -47,12 +50,13 @@ class Log(Face):
     """The log of one arena.
 
     target       the most that the extent may have, in multiples of the live keys; more than 1.
-    bytes_max    of keys and values that a version writes again, unless the target would be missed for more than one version.
+    bytes_max    of keys and values that a version writes again, unless the target would be missed by more than one.
     seconds_max  the same for the time that this takes.
 
-    A version: change the arena, ``write()``, make the payloads durable, commit the arena, ``committed()``. A write that is not
-    followed by ``committed()`` counts as not made: abort the arena, or change and write it again. A restart: a new arena, and for
-    each version from ``since`` on ``apply()`` its payloads, commit the arena, ``loaded()``; at the end ``complete()``.
+    A version: change the arena, ``write()``, make the payloads durable, commit the arena, ``committed()``. A write that
+    is not followed by ``committed()`` counts as not made: abort the arena, or change and write it again. A restart: a
+    new arena, and for each version from ``since`` on ``apply()`` its payloads, commit the arena, ``loaded()``; at the
+    end ``complete()``.
 
     Close it before the arena, or use it in a ``with`` block; closing the arena closes it, too.
 
@@ -119,8 +123,8 @@ class Log(Face):
     def write(self, older: ArenaSnapshot | None, version: int) -> tuple[list[bytes], Summary]:
         """The state being written as a version of the log: its payloads, and what they hold.
 
-        older: a snapshot of the version before; None in the first version. It changes the arena (keys that are written again count
-        as changed), so commit or abort this afterwards.
+        older: a snapshot of the version before; None in the first version. It changes the arena (keys that are written
+        again count as changed), so commit or abort this afterwards.
         """
         number = _version(version)
         if older is None:
@@ -153,7 +157,7 @@ class Log(Face):
             check(lib.quire_cec_loaded(self._live(), _version(version)))
 
     def complete(self, keys: int) -> None:
-        """``CorruptError`` unless the arena holds that many live keys: those of the summary of the last version loaded."""
+        """``CorruptError`` unless the arena holds that many live keys: those of the last loaded version's summary."""
         with self._arena._lock:
             check(lib.quire_cec_complete(self._live(), _version(keys)))
 
@@ -171,7 +175,10 @@ class Log(Face):
         ``NotFoundError`` if that is too long ago: then load it from its payloads.
         """
         with self._arena._lock:
-            check(lib.quire_cec_restored(self._live(), _version(version)))
+            code = lib.quire_cec_restored(self._live(), _version(version))
+        if code == lib.QUIRE_E_NOTFOUND:
+            raise NotFoundError(f"version {version} of the log is not known any more: load it from its payloads")
+        check(code)
 
 
 def _number(what: str, value: Any, none: float) -> float:

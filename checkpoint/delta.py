@@ -38,7 +38,7 @@ class Record:
     family   the map it belongs to, or that it makes (``FAMILY``) or drops (``DROP``).
     ordered  whether that is an ordered map; False for a dropped one, whatever it was.
     key      empty in records that name a family.
-    values   what the key has from then on (``PUT`` one, ``PUT_ALL``, ``OPEN`` and ``CHECK`` all) or has besides (``APPEND``); else none.
+    values   what the key has from then on, or has besides (``APPEND``); none in ``REMOVE`` and where a family is named.
     """
 
     op: Op
