@@ -1,11 +1,12 @@
-/* kv.c -- what both maps have in common: handles, reservations, bulk access in Arrow's layout, cursors, differences.
+/* kv.c -- what both maps have in common: handles, reservations, bulk access in Arrow's layout, cursors, differences, footprints.
  *
  * Purpose     Carries out kv.h on top of the functions that map.c and ordered.c supply (kv_internal.h).
  * Layout      none of its own; record.h, map.c, ordered.c.
  *
  * Invariants  I1 every call on a live handle runs between enter and leave, and reserves before it writes.
  *             I2 a snapshot's handle holds nothing that changes after it was opened, so threads may share it.
- *             I3 no code of a caller (quire_change_visit) runs between enter and leave.
+ *             I3 no code of a caller (quire_change_visit, quire_footprint_visit) runs between enter and leave; what touch and
+ *                stamps call does, and so calls nothing of the arena.
  *
  * Ownership   A handle owns nothing but itself. A cursor on a live handle owns a snapshot, one on a snapshot uses
  *             that one.

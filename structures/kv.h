@@ -138,7 +138,7 @@ int quire_kv_touch(quire_kv *kv, quire_page_id page, uint32_t stamp_max, quire_t
                    uint32_t *stamp_rest);
 /* Ids of pages that may hold records are below this. */
 uint32_t quire_kv_page_limit(quire_kv *kv);
-/* The stamp of every record, page by page in the order of their ids. */
+/* The stamp of every record, page by page in the order of their ids. On a live structure visit runs between enter and leave. */
 typedef int (*quire_stamp_visit)(void *context, quire_page_id page, uint32_t stamp);
 int quire_kv_stamps(quire_kv *kv, quire_stamp_visit visit, void *context);
 
