@@ -1,4 +1,4 @@
-/* What Python calls of container.h, delta.h, pages.h and xxhash32.h; the compiler checks each line against them. */
+/* What Python calls of container.h, delta.h, pages.h, cec.h and xxhash32.h; the compiler checks each line against them. */
 #define QUIRE_FILE_HEADER_BYTES_MIN 72
 #define QUIRE_FILE_HEADER_BYTES_MAX 4096
 #define QUIRE_FRAME_HEADER_BYTES    24
@@ -75,6 +75,8 @@ typedef enum {
     QUIRE_DELTA_REMOVE = 5,
     QUIRE_DELTA_APPEND = 6,
     QUIRE_DELTA_PATCH = 7,
+    QUIRE_DELTA_OPEN = 8,
+    QUIRE_DELTA_CHECK = 9,
 } quire_delta_op;
 
 typedef struct {
@@ -94,6 +96,37 @@ typedef struct {
 int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record);
 
 uint32_t quire_xxhash32(uint32_t seed, const uint8_t *bytes, size_t count);
+
+typedef struct quire_cec quire_cec;
+
+typedef struct {
+    double extent_target;
+    uint64_t bytes_max;
+    uint64_t nanos_max;
+} quire_cec_policy;
+
+typedef struct {
+    uint64_t opens;
+    uint64_t footprints;
+    uint64_t results;
+    uint64_t checks;
+    uint64_t keys;
+    uint64_t records;
+    uint64_t extent;
+    uint64_t since;
+    uint64_t to_read;
+} quire_cec_summary;
+
+int quire_cec_create(quire_arena *arena, const quire_cec_policy *policy, quire_cec **cec);
+void quire_cec_destroy(quire_cec *cec);
+int quire_cec_write(quire_cec *cec, quire_snap *older, uint64_t version, quire_delta_sink sink, void *context,
+                    quire_cec_summary *summary);
+int quire_cec_committed(quire_cec *cec);
+int quire_cec_apply(quire_cec *cec, const uint8_t *payload, size_t count);
+int quire_cec_loaded(quire_cec *cec, uint64_t version);
+int quire_cec_complete(quire_cec *cec, uint64_t keys);
+int quire_cec_foreign(quire_cec *cec, uint64_t version);
+int quire_cec_restored(quire_cec *cec, uint64_t version);
 
 /* A callback that Python supplies (checkpoint/delta.py). */
 extern "Python" int quire_python_take_payload(void *context, const uint8_t *payload, size_t count);

@@ -1,6 +1,6 @@
 /* delta.c -- writes and applies deltas.
  *
- * Purpose     See delta.h.
+ * Purpose     See delta.h and records.h.
  * Layout      delta.h.
  * Invariants  I1 a payload never ends within a record.
  * Ownership   The writer owns one payload buffer and the scratch of one record, freed before it returns. What waits in a run to be
@@ -8,7 +8,7 @@
  * Threads     As delta.h.
  * Errors      What the sink returns is passed on.
  */
-#include "delta.h"
+#include "records.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -24,13 +24,9 @@
 #define PATCH_CHECK_BYTES 2u
 
 typedef struct {
-    quire_delta_sink sink;
-    void *context;
-    quire_buffer payload; /* own holds it, count its length */
+    quire_records records;
     const char *const *lists;
     size_t list_count;
-    const quire_set_info *family;
-    bool family_written; /* in this payload */
     bool list;
     quire_buffer older_values;
     quire_buffer patch; /* own holds it */
@@ -63,56 +59,60 @@ static uint16_t patch_check_of(const uint8_t *value, size_t count) {
     return (uint16_t)(sum * 0x9E3779B97F4A7C15u >> 48);
 }
 
-static int payload_flush(delta_writer *writer) {
-    int rc = writer->payload.count == 0 ? QUIRE_OK
-                                        : writer->sink(writer->context, writer->payload.own, writer->payload.count);
-    writer->payload.count = 0;
-    writer->family_written = false;
+int quire_records_flush(quire_records *records) {
+    int rc = records->payload.count == 0
+                 ? QUIRE_OK
+                 : records->sink(records->context, records->payload.own, records->payload.count);
+    records->payload.count = 0;
+    records->family_written = false;
     return rc <= 0 ? rc : quire_fail(QUIRE_E_IO, "the sink of a delta failed with %d", rc);
 }
 
-static int payload_room(delta_writer *writer, size_t count) {
-    size_t needed = writer->payload.count + count;
-    if (needed <= writer->payload.own_capacity) {
+static int payload_room(quire_records *records, size_t count) {
+    size_t needed = records->payload.count + count;
+    if (needed <= records->payload.own_capacity) {
         return QUIRE_OK;
     }
-    return quire_buffer_grow(&writer->payload, needed < 2 * QUIRE_DELTA_PAYLOAD_BYTES ? 2 * QUIRE_DELTA_PAYLOAD_BYTES
-                                                                                      : needed + needed / 2);
+    return quire_buffer_grow(&records->payload, needed < 2 * QUIRE_DELTA_PAYLOAD_BYTES ? 2 * QUIRE_DELTA_PAYLOAD_BYTES
+                                                                                       : needed + needed / 2);
 }
 
-static void payload_add(delta_writer *writer, const void *bytes, size_t count) {
+static void payload_add(quire_records *records, const void *bytes, size_t count) {
     if (count != 0) {
-        memcpy(writer->payload.own + writer->payload.count, bytes, count);
-        writer->payload.count += count;
+        memcpy(records->payload.own + records->payload.count, bytes, count);
+        records->payload.count += count;
     }
 }
 
-static int name_write(delta_writer *writer, quire_delta_op op, const quire_set_info *family) {
+int quire_records_name(quire_records *records, quire_delta_op op, const quire_set_info *family) {
     uint16_t name_bytes = (uint16_t)strlen(family->name);
     uint8_t head[4] = {(uint8_t)op, op == QUIRE_DELTA_FAMILY ? (uint8_t)family->kind : 0, (uint8_t)name_bytes,
                        (uint8_t)(name_bytes >> 8)};
-    QUIRE_TRY(payload_room(writer, sizeof head + name_bytes));
-    payload_add(writer, head, sizeof head);
-    payload_add(writer, family->name, name_bytes);
+    QUIRE_TRY(payload_room(records, sizeof head + name_bytes));
+    payload_add(records, head, sizeof head);
+    payload_add(records, family->name, name_bytes);
     return QUIRE_OK;
 }
 
-/* Ends a payload that is long enough, and begins the next with the family's name. */
-static int family_begin(delta_writer *writer) {
-    if (writer->payload.count >= QUIRE_DELTA_PAYLOAD_BYTES) {
-        QUIRE_TRY(payload_flush(writer));
+int quire_records_begin(quire_records *records) {
+    if (records->payload.count >= QUIRE_DELTA_PAYLOAD_BYTES) {
+        QUIRE_TRY(quire_records_flush(records));
     }
-    if (writer->family_written) {
+    if (records->family_written) {
         return QUIRE_OK;
     }
-    writer->family_written = true;
-    return name_write(writer, QUIRE_DELTA_FAMILY, writer->family);
+    records->family_written = true;
+    return quire_records_name(records, QUIRE_DELTA_FAMILY, records->family);
 }
 
-static int record_write(delta_writer *writer, const quire_delta_record *record) {
+/* Whether a record of this kind says how many values it has. */
+static bool has_count(quire_delta_op op) {
+    return op == QUIRE_DELTA_PUT_ALL || op == QUIRE_DELTA_APPEND || op == QUIRE_DELTA_OPEN || op == QUIRE_DELTA_CHECK;
+}
+
+int quire_records_add(quire_records *records, const quire_delta_record *record) {
     quire_delta_op op = record->op;
-    QUIRE_TRY(family_begin(writer));
-    QUIRE_TRY(payload_room(writer, 1 + 3 * VARINT_BYTES_MAX + record->key_bytes + record->value_bytes));
+    QUIRE_TRY(payload_room(records, 1 + 3 * VARINT_BYTES_MAX + record->key_bytes + record->value_bytes));
     uint8_t head[1 + 3 * VARINT_BYTES_MAX] = {(uint8_t)op};
     size_t head_bytes = 1;
     head_bytes += varint_put(head + head_bytes, record->key_bytes);
@@ -122,13 +122,34 @@ static int record_write(delta_writer *writer, const quire_delta_record *record) 
     if (op != QUIRE_DELTA_REMOVE) {
         head_bytes += varint_put(head + head_bytes, record->value_bytes);
     }
-    if (op == QUIRE_DELTA_PUT_ALL || op == QUIRE_DELTA_APPEND) {
+    if (has_count(op)) {
         head_bytes += varint_put(head + head_bytes, record->value_count);
     }
-    payload_add(writer, head, head_bytes);
-    payload_add(writer, record->key, record->key_bytes);
-    payload_add(writer, record->value, record->value_bytes);
+    payload_add(records, head, head_bytes);
+    payload_add(records, record->key, record->key_bytes);
+    payload_add(records, record->value, record->value_bytes);
     return QUIRE_OK;
+}
+
+int quire_records_put(quire_records *records, const uint8_t *key, size_t key_bytes, const uint8_t *values,
+                      size_t values_bytes, uint64_t value_count) {
+    size_t skipped = value_count == 1 ? LENGTH_BYTES : 0;
+    return quire_records_add(records,
+                             &(quire_delta_record){.op = value_count == 1 ? QUIRE_DELTA_PUT : QUIRE_DELTA_PUT_ALL,
+                                                   .key = key,
+                                                   .key_bytes = key_bytes,
+                                                   .value = values + skipped,
+                                                   .value_bytes = values_bytes - skipped,
+                                                   .value_count = value_count});
+}
+
+void quire_records_free(quire_records *records) {
+    quire_buffer_free(&records->payload);
+}
+
+static int record_write(delta_writer *writer, const quire_delta_record *record) {
+    QUIRE_TRY(quire_records_begin(&writer->records));
+    return quire_records_add(&writer->records, record);
 }
 
 /* Makes a patch of at most bytes_max bytes. The run at hand, from start to end of the newer value, may grow yet. */
@@ -250,9 +271,9 @@ static int update_write(delta_writer *writer, const quire_change *change, bool *
 
 static int change_write(void *context, const quire_change *change) {
     delta_writer *writer = context;
-    quire_delta_record record = {.op = QUIRE_DELTA_REMOVE, .key = change->key, .key_bytes = change->key_bytes};
     if (change->values == NULL) {
-        return record_write(writer, &record);
+        return record_write(writer, &(quire_delta_record){
+                                        .op = QUIRE_DELTA_REMOVE, .key = change->key, .key_bytes = change->key_bytes});
     }
     if (writer->list || (change->value_count == 1 && change->values_bytes >= PATCHED_BYTES_MIN)) {
         bool written = false;
@@ -261,12 +282,9 @@ static int change_write(void *context, const quire_change *change) {
             return QUIRE_OK;
         }
     }
-    size_t skipped = change->value_count == 1 ? LENGTH_BYTES : 0;
-    record.op = change->value_count == 1 ? QUIRE_DELTA_PUT : QUIRE_DELTA_PUT_ALL;
-    record.value = change->values + skipped;
-    record.value_bytes = change->values_bytes - skipped;
-    record.value_count = change->value_count;
-    return record_write(writer, &record);
+    QUIRE_TRY(quire_records_begin(&writer->records));
+    return quire_records_put(&writer->records, change->key, change->key_bytes, change->values, change->values_bytes,
+                             change->value_count);
 }
 
 static int everything_write(delta_writer *writer, quire_kv *kv) {
@@ -295,7 +313,7 @@ static int everything_write(delta_writer *writer, quire_kv *kv) {
     return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
 }
 
-static const quire_set_info *info_find(const quire_set_info *infos, size_t count, const char *name) {
+const quire_set_info *quire_records_family(const quire_set_info *infos, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++) {
         if (strcmp(infos[i].name, name) == 0) {
             return &infos[i];
@@ -320,11 +338,11 @@ static bool is_map(uint32_t kind) {
 /* before: the family in the older state, NULL if it was not there. */
 static int family_write(delta_writer *writer, quire_arena *arena, quire_snap *older, const quire_set_info *before) {
     quire_kv *newer_kv, *older_kv = NULL;
-    QUIRE_TRY(quire_kv_open(arena, writer->family->name, (quire_kind)writer->family->kind, &newer_kv));
-    int rc = before == NULL ? family_begin(writer) /* also an empty family is one */
+    QUIRE_TRY(quire_kv_open(arena, writer->records.family->name, (quire_kind)writer->records.family->kind, &newer_kv));
+    int rc = before == NULL ? quire_records_begin(&writer->records) /* also an empty family is one */
                             : quire_kv_open_snap(older, before->name, (quire_kind)before->kind, &older_kv);
     if (rc == QUIRE_OK) {
-        writer->list = is_list(writer, writer->family->name);
+        writer->list = is_list(writer, writer->records.family->name);
         rc = before == NULL ? everything_write(writer, newer_kv)
                             : quire_kv_changes(newer_kv, older_kv, change_write, writer);
     }
@@ -345,14 +363,13 @@ static int family_kept(quire_arena *arena, quire_snap *older, const quire_set_in
     return QUIRE_OK;
 }
 
-/* Those that were dropped have no name in before afterwards. */
-static int drops_write(delta_writer *writer, quire_arena *arena, quire_snap *older, quire_set_info *before,
-                       size_t before_count) {
+int quire_records_drops(quire_records *records, quire_arena *arena, quire_snap *older, quire_set_info *before,
+                        size_t before_count) {
     for (size_t i = 0; i < before_count; i++) {
         bool kept;
         QUIRE_TRY(family_kept(arena, older, &before[i], &kept));
         if (!kept) {
-            QUIRE_TRY(name_write(writer, QUIRE_DELTA_DROP, &before[i]));
+            QUIRE_TRY(quire_records_name(records, QUIRE_DELTA_DROP, &before[i]));
             before[i].name[0] = 0;
         }
     }
@@ -361,19 +378,16 @@ static int drops_write(delta_writer *writer, quire_arena *arena, quire_snap *old
 
 static int families_write(delta_writer *writer, quire_arena *arena, quire_snap *older, const quire_set_info *now,
                           size_t now_count, quire_set_info *before, size_t before_count) {
-    QUIRE_TRY(drops_write(writer, arena, older, before, before_count));
+    QUIRE_TRY(quire_records_drops(&writer->records, arena, older, before, before_count));
     for (size_t i = 0; i < now_count; i++) {
-        if (!is_map(now[i].kind)) {
-            return quire_fail(QUIRE_E_INVALID, "'%s' is no map: a delta holds maps and ordered maps", now[i].name);
-        }
-        writer->family = &now[i];
-        writer->family_written = false;
-        QUIRE_TRY(family_write(writer, arena, older, info_find(before, before_count, now[i].name)));
+        writer->records.family = &now[i];
+        writer->records.family_written = false;
+        QUIRE_TRY(family_write(writer, arena, older, quire_records_family(before, before_count, now[i].name)));
     }
-    return payload_flush(writer);
+    return quire_records_flush(&writer->records);
 }
 
-static int infos_get(quire_arena *arena, quire_snap *snap, quire_set_info **infos, size_t *count) {
+int quire_records_families(quire_arena *arena, quire_snap *snap, quire_set_info **infos, size_t *count) {
     *count = 0;
     *infos = NULL;
     QUIRE_TRY(snap != NULL ? quire_snap_list(snap, NULL, 0, count) : quire_set_list(arena, NULL, 0, count));
@@ -382,24 +396,30 @@ static int infos_get(quire_arena *arena, quire_snap *snap, quire_set_info **info
         return quire_fail(QUIRE_E_NOMEM, "no memory for the names of %zu families", *count);
     }
     size_t max = *count;
-    return snap != NULL ? quire_snap_list(snap, *infos, max, count) : quire_set_list(arena, *infos, max, count);
+    QUIRE_TRY(snap != NULL ? quire_snap_list(snap, *infos, max, count) : quire_set_list(arena, *infos, max, count));
+    for (size_t i = 0; i < *count && snap == NULL; i++) {
+        if (!is_map((*infos)[i].kind)) {
+            return quire_fail(QUIRE_E_INVALID, "'%s' is no map: a delta holds maps and ordered maps", (*infos)[i].name);
+        }
+    }
+    return QUIRE_OK;
 }
 
 int quire_delta_write(quire_arena *arena, quire_snap *older, const char *const *lists, size_t list_count,
                       quire_delta_sink sink, void *context) {
-    delta_writer writer = {.sink = sink, .context = context, .lists = lists, .list_count = list_count};
+    delta_writer writer = {.records = {.sink = sink, .context = context}, .lists = lists, .list_count = list_count};
     quire_set_info *now = NULL, *before = NULL;
     size_t now_count = 0, before_count = 0;
-    int rc = infos_get(arena, NULL, &now, &now_count);
+    int rc = quire_records_families(arena, NULL, &now, &now_count);
     if (rc == QUIRE_OK && older != NULL) {
-        rc = infos_get(arena, older, &before, &before_count);
+        rc = quire_records_families(arena, older, &before, &before_count);
     }
     if (rc == QUIRE_OK) {
         rc = families_write(&writer, arena, older, now, now_count, before, before_count);
     }
     free(now);
     free(before);
-    quire_buffer_free(&writer.payload);
+    quire_records_free(&writer.records);
     quire_buffer_free(&writer.older_values);
     quire_buffer_free(&writer.patch);
     return rc;
@@ -522,6 +542,8 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
     case QUIRE_DELTA_REMOVE:
     case QUIRE_DELTA_APPEND:
     case QUIRE_DELTA_PATCH:
+    case QUIRE_DELTA_OPEN:
+    case QUIRE_DELTA_CHECK:
         break;
     default:
         return bad_record("its kind is unknown");
@@ -533,7 +555,7 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
     if (record->op != QUIRE_DELTA_REMOVE) {
         QUIRE_TRY(varint_get(reader, &value_bytes));
     }
-    if (record->op == QUIRE_DELTA_PUT_ALL || record->op == QUIRE_DELTA_APPEND) {
+    if (has_count(record->op)) {
         QUIRE_TRY(varint_get(reader, &record->value_count));
     }
     QUIRE_TRY(bytes_get(reader, key_bytes, &record->key, &record->key_bytes));
@@ -568,7 +590,7 @@ static int values_put(quire_kv *kv, const quire_delta_record *record) {
         uint32_t value_bytes;
         memcpy(&value_bytes, record->value + at, 4);
         const uint8_t *value = record->value + at + 4;
-        QUIRE_TRY(at == 0 && record->op == QUIRE_DELTA_PUT_ALL
+        QUIRE_TRY(at == 0 && record->op != QUIRE_DELTA_APPEND
                       ? quire_kv_put(kv, record->key, record->key_bytes, value, value_bytes)
                       : quire_kv_append(kv, record->key, record->key_bytes, value, value_bytes));
         at += 4 + value_bytes;
@@ -688,6 +710,13 @@ static int runs_end(delta_runs *runs) {
     return patches_end(runs);
 }
 
+/* Where the only value of a record that replaces what the key has begins: behind its length, if it has one; else 0 and false. */
+static bool is_put_of_one(const quire_delta_record *record, size_t *value_at) {
+    bool counted = record->op == QUIRE_DELTA_OPEN || record->op == QUIRE_DELTA_CHECK;
+    *value_at = counted ? LENGTH_BYTES : 0;
+    return record->op == QUIRE_DELTA_PUT || (counted && record->value_count == 1);
+}
+
 static int runs_add(delta_runs *runs, const quire_delta_record *record) {
     if (record->op == QUIRE_DELTA_PATCH) {
         runs->patches[runs->patched.keys.row_count] = *record;
@@ -696,8 +725,10 @@ static int runs_add(delta_runs *runs, const quire_delta_record *record) {
         return runs->patched.keys.row_count < RUN_ROWS && runs->patched_bytes < RUN_BYTES ? QUIRE_OK : runs_end(runs);
     }
     put_run *run = &runs->puts;
+    size_t value_at;
+    (void)is_put_of_one(record, &value_at);
     QUIRE_TRY(quire_column_add(&run->keys, record->key, record->key_bytes));
-    QUIRE_TRY(quire_column_add(&run->values, record->value, record->value_bytes));
+    QUIRE_TRY(quire_column_add(&run->values, record->value + value_at, record->value_bytes - value_at));
     return run->keys.row_count < RUN_ROWS && run->values.bytes_count < RUN_BYTES ? QUIRE_OK : run_put(runs->kv, run);
 }
 
@@ -706,14 +737,15 @@ static int record_apply(quire_arena *arena, const quire_delta_record *record, de
     if (runs->kv == NULL && !names_family) {
         return bad_record("it belongs to no family");
     }
-    if (record->op == QUIRE_DELTA_PUT || record->op == QUIRE_DELTA_PATCH) {
+    size_t value_at;
+    if (record->op == QUIRE_DELTA_PATCH || is_put_of_one(record, &value_at)) {
         return runs_add(runs, record);
     }
     QUIRE_TRY(runs_end(runs));
     if (names_family) {
         return family_open(arena, record, &runs->kv);
     }
-    if (record->op == QUIRE_DELTA_PUT_ALL || record->op == QUIRE_DELTA_APPEND) {
+    if (has_count(record->op)) {
         return values_put(runs->kv, record);
     }
     int rc = quire_kv_remove(runs->kv, record->key, record->key_bytes);

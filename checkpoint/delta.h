@@ -15,6 +15,8 @@
  *                            old value and the runs, each varint bytes kept since the run before, varint count (not 0), count new bytes;
  *                            what lies behind the last is kept. The check: the sum of the old value's u64 words, the last
  *                            filled up with zeros, and its length, times 0x9E3779B97F4A7C15, modulo 2^64; the top 16 bits.
+ *             u8 8  open     as put all: a key that was not there (logs only, as 9)
+ *             u8 9  check    as put all: a key that did not change, written again
  *             A varint has 7 bits a byte, the lowest first, the top bit set on all but the last.
  *
  * Invariants  I1 a key occurs at most once in the payloads of one delta; drops of a family come before its records.
@@ -48,6 +50,8 @@ typedef enum {
     QUIRE_DELTA_REMOVE = 5,
     QUIRE_DELTA_APPEND = 6,
     QUIRE_DELTA_PATCH = 7,
+    QUIRE_DELTA_OPEN = 8,
+    QUIRE_DELTA_CHECK = 9,
 } quire_delta_op;
 
 typedef struct {

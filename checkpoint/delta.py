@@ -17,7 +17,10 @@ from quire.structures.maps import split_values
 
 class Op(IntEnum):
     """What a record does to a key. ``PUT_ALL`` replaces its values by several, ``PUT`` by one; ``APPEND`` adds to them;
-    ``PATCH`` changes parts of its one value."""
+    ``PATCH`` changes parts of its one value.
+
+    ``OPEN`` and ``CHECK`` stand in logs: a key that is new, and one that did not change but is written again.
+    """
 
     FAMILY = lib.QUIRE_DELTA_FAMILY
     DROP = lib.QUIRE_DELTA_DROP
@@ -26,6 +29,8 @@ class Op(IntEnum):
     REMOVE = lib.QUIRE_DELTA_REMOVE
     APPEND = lib.QUIRE_DELTA_APPEND
     PATCH = lib.QUIRE_DELTA_PATCH
+    OPEN = lib.QUIRE_DELTA_OPEN
+    CHECK = lib.QUIRE_DELTA_CHECK
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Record:
     family   the map it belongs to, or that it makes (``FAMILY``) or drops (``DROP``).
     ordered  whether that is an ordered map; False for a dropped one, whatever it was.
     key      empty in records that name a family.
-    values   what the key has from then on (``PUT`` one, ``PUT_ALL`` several) or has besides (``APPEND``); else none.
+    values   what the key has from then on, or has besides (``APPEND``); none in ``REMOVE``, ``PATCH`` and where a family is
+             named.
     patch    what is new in the key's value (``PATCH``); else None.
     """
 
@@ -181,7 +187,7 @@ def _record(found: Any, family: Record | None) -> Record:
     value = bytes(ffi.buffer(found.value, found.value_bytes)) if found.value_bytes else b""
     if op == Op.PATCH:
         return Record(op, family.family, family.ordered, key, patch=Patch(found.patched_bytes, _pieces(value)))
-    several = op in (Op.PUT_ALL, Op.APPEND)
+    several = op in (Op.PUT_ALL, Op.APPEND, Op.OPEN, Op.CHECK)
     values = split_values(value, found.value_count) if several else [value] * found.value_count
     return Record(op, family.family, family.ordered, key, tuple(values))
 

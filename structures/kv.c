@@ -1,11 +1,12 @@
-/* kv.c -- what both maps have in common: handles, reservations, bulk access in Arrow's layout, cursors, differences.
+/* kv.c -- what both maps have in common: handles, reservations, bulk access in Arrow's layout, cursors, differences, footprints.
  *
  * Purpose     Carries out kv.h on top of the functions that map.c and ordered.c supply (kv_internal.h).
  * Layout      none of its own; record.h, map.c, ordered.c.
  *
  * Invariants  I1 every call on a live handle runs between enter and leave, and reserves before it writes.
  *             I2 a snapshot's handle holds nothing that changes after it was opened, so threads may share it.
- *             I3 no code of a caller (quire_change_visit) runs between enter and leave.
+ *             I3 no code of a caller (quire_change_visit, quire_footprint_visit) runs between enter and leave; what touch and
+ *                stamps call does, and so calls nothing of the arena.
  *
  * Ownership   A handle owns nothing but itself. A cursor on a live handle owns a snapshot, one on a snapshot uses
  *             that one.
@@ -793,11 +794,15 @@ typedef struct {
 typedef struct {
     const quire_kv_ops *ops;
     const quire_view *newer;
-    const quire_view *older;
+    const quire_view *older; /* NULL: there was nothing */
+    uint32_t since;          /* epoch of the older state */
     quire_change_visit visit;
+    const quire_footprint_visit *footprints; /* in place of visit */
     void *context;
     quire_buffer key, values;
     const quire_record *older_record; /* of the change being visited, NULL: not on the page */
+    quire_page_id page;
+    uint32_t stamp_oldest;
     /* A record mostly stays where it is, so that what it was is found without a look-up. */
     record_pair *here;
     size_t here_count, here_capacity;
@@ -816,6 +821,9 @@ static int difference_newer_record(void *context, const quire_record *record) {
         d->here_capacity = capacity;
     }
     d->here[d->here_count++] = (record_pair){.newer = record};
+    if (record->stamp < d->stamp_oldest) {
+        d->stamp_oldest = record->stamp;
+    }
     return QUIRE_OK;
 }
 
@@ -835,51 +843,84 @@ static int difference_pair(difference *d, const quire_record *older) {
     return QUIRE_E_NOTFOUND;
 }
 
-static int difference_older_record(void *context, const quire_record *record) {
-    difference *d = context;
-    const quire_record *found;
-    QUIRE_TRY(quire_record_key(d->older, record, &d->key));
-    int rc = difference_pair(d, record);
-    if (rc == QUIRE_E_NOTFOUND) {
-        rc = d->ops->find(d->newer, NULL, d->key.bytes, d->key.count, &found);
-    }
-    if (rc != QUIRE_E_NOTFOUND) {
-        return rc;
+static int difference_removed(difference *d, const quire_record *record) {
+    if (d->footprints != NULL) {
+        return d->footprints->record(d->context, d->page, record->stamp, d->key.bytes, d->key.count, NULL, 0, 0);
     }
     d->older_record = record;
     quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .walk = d};
     return d->visit(d->context, &change);
 }
 
+static int difference_older_record(void *context, const quire_record *record) {
+    difference *d = context;
+    const quire_record *found;
+    quire_page_id page;
+    QUIRE_TRY(quire_record_key(d->older, record, &d->key));
+    int rc = difference_pair(d, record);
+    if (rc != QUIRE_E_NOTFOUND) {
+        return rc;
+    }
+    rc = d->ops->locate(d->newer, d->key.bytes, d->key.count, &found, &page);
+    if (rc == QUIRE_E_NOTFOUND) {
+        return difference_removed(d, record);
+    }
+    QUIRE_TRY(rc);
+    return d->footprints != NULL && page != d->page && found->stamp <= d->since
+               ? d->footprints->moved(d->context, d->page, page, found->stamp)
+               : QUIRE_OK;
+}
+
+/* The stamp that the record with the key in d->key had before, 0: it was not there. */
+static int difference_before(difference *d, const quire_record *older, uint32_t *stamp) {
+    int rc = QUIRE_OK;
+    *stamp = 0;
+    if (older == NULL) {
+        rc = d->older == NULL ? QUIRE_E_NOTFOUND : d->ops->find(d->older, NULL, d->key.bytes, d->key.count, &older);
+    }
+    if (rc == QUIRE_OK) {
+        *stamp = older->stamp;
+    }
+    return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
+}
+
 static int difference_visit_newer(difference *d, const record_pair *pair) {
     QUIRE_TRY(quire_record_key(d->newer, pair->newer, &d->key));
-    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .walk = d};
+    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .walk = d->older == NULL ? NULL : d};
     QUIRE_TRY(quire_record_values(d->newer, pair->newer, &d->values, &change.value_count));
     change.values = d->values.bytes;
     change.values_bytes = d->values.count;
-    d->older_record = pair->older;
-    return d->visit(d->context, &change);
+    if (d->footprints == NULL) {
+        d->older_record = pair->older;
+        return d->visit(d->context, &change);
+    }
+    uint32_t before;
+    QUIRE_TRY(difference_before(d, pair->older, &before));
+    return d->footprints->record(d->context, d->page, before, change.key, change.key_bytes, change.values,
+                                 change.values_bytes, change.value_count);
 }
 
 /* A page that differs: what was on it and is nowhere now, and what is new on it. */
 static int difference_page(void *context, quire_page_id id, bool in_use) {
     difference *d = context;
+    d->page = id;
+    d->stamp_oldest = UINT32_MAX;
     d->here_count = 0;
     d->here_next = 0;
     if (in_use) {
         QUIRE_TRY(d->ops->page_records(d->newer, id, difference_newer_record, d));
     }
-    if (quire_page_entry(d->older, id) != 0) {
+    if (d->older != NULL && quire_page_entry(d->older, id) != 0) {
         QUIRE_TRY(d->ops->page_records(d->older, id, difference_older_record, d));
-    } else {
+    } else if (d->older != NULL) {
         QUIRE_TRY(quire_view_whole(d->older));
     }
     for (size_t i = 0; i < d->here_count; i++) {
-        if (d->here[i].newer->stamp > d->older->epoch) {
+        if (d->here[i].newer->stamp > d->since) {
             QUIRE_TRY(difference_visit_newer(d, &d->here[i]));
         }
     }
-    return QUIRE_OK;
+    return d->footprints == NULL ? QUIRE_OK : d->footprints->page(d->context, id, d->stamp_oldest);
 }
 
 int quire_change_older(const quire_change *change, quire_buffer *values, uint64_t *value_count) {
@@ -895,46 +936,161 @@ int quire_change_older(const quire_change *change, quire_buffer *values, uint64_
 }
 
 static int difference_run(difference *d) {
-    QUIRE_TRY(quire_view_changed(d->newer, d->older->epoch, difference_page, d));
+    QUIRE_TRY(quire_view_changed(d->newer, d->since, difference_page, d));
     /* A table that was emptied has no nodes left to tell of the ids it had. */
-    for (uint32_t id = d->newer->table[0].page_limit; id < d->older->table[0].page_limit; id++) {
+    uint32_t older_limit = d->older == NULL ? 0 : d->older->table[0].page_limit;
+    for (uint32_t id = d->newer->table[0].page_limit; id < older_limit; id++) {
         QUIRE_TRY(difference_page(d, id, false));
     }
     return QUIRE_OK;
 }
 
-int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit, void *context) {
-    if (older->at.set != NULL || older->ops != newer->ops || older->at.view.arena != view_of(newer)->arena) {
+static int difference_comes_from(const quire_view *newer, const quire_view *older) {
+    if (newer->epoch < older->epoch) {
+        return quire_fail(QUIRE_E_INVALID,
+                          "the newer state is of epoch %" PRIu32 ", the older of %" PRIu32 ": exchange them",
+                          newer->epoch, older->epoch);
+    }
+    if (!quire_epoch_follows(newer->arena, newer->epoch, older->epoch)) {
+        return quire_fail(QUIRE_E_INVALID,
+                          "a restore lies between epochs %" PRIu32 " and %" PRIu32
+                          ", so that the newer state did not come from the older: read both in full",
+                          older->epoch, newer->epoch);
+    }
+    return QUIRE_OK;
+}
+
+/* d: what to call. older may be NULL. */
+static int differences(quire_kv *newer, quire_kv *older, difference *d) {
+    if (older != NULL &&
+        (older->at.set != NULL || older->ops != newer->ops || older->at.view.arena != view_of(newer)->arena)) {
         return quire_fail(QUIRE_E_INVALID,
                           "the older state must be a snapshot's map, of the same kind and arena as the newer");
     }
-    QUIRE_TRY(quire_view_usable(&older->at.view));
+    if (older != NULL) {
+        QUIRE_TRY(quire_view_usable(&older->at.view));
+    }
     quire_snap *snap = NULL;
     quire_view view = {0};
     QUIRE_TRY(quire_handle_enter(&newer->at));
     int rc = quire_handle_pin(&newer->at, &snap, &view);
     quire_handle_leave(&newer->at);
     QUIRE_TRY(rc);
-    if (view.epoch < older->at.view.epoch) {
-        rc = quire_fail(QUIRE_E_INVALID,
-                        "the newer state is of epoch %" PRIu32 ", the older of %" PRIu32 ": exchange them", view.epoch,
-                        older->at.view.epoch);
-    } else if (!quire_epoch_follows(view.arena, view.epoch, older->at.view.epoch)) {
-        rc = quire_fail(QUIRE_E_INVALID,
-                        "a restore lies between epochs %" PRIu32 " and %" PRIu32
-                        ", so that the newer state did not come from the older: read both in full",
-                        older->at.view.epoch, view.epoch);
-    } else {
-        difference d = {
-            .ops = newer->ops, .newer = &view, .older = &older->at.view, .visit = visit, .context = context};
-        rc = difference_run(&d);
-        quire_buffer_free(&d.key);
-        quire_buffer_free(&d.values);
-        free(d.here);
+    if (older != NULL) {
+        rc = difference_comes_from(&view, &older->at.view);
+        d->older = &older->at.view;
+        d->since = older->at.view.epoch;
     }
+    d->ops = newer->ops;
+    d->newer = &view;
+    if (rc == QUIRE_OK) {
+        rc = difference_run(d);
+    }
+    quire_buffer_free(&d->key);
+    quire_buffer_free(&d->values);
+    free(d->here);
     if (snap != NULL) {
         quire_snap_release(snap);
     }
+    return rc;
+}
+
+int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit, void *context) {
+    difference d = {.visit = visit, .context = context};
+    return differences(newer, older, &d);
+}
+
+/* ------------------------------------------------------------------------------------------------ footprints */
+
+int quire_kv_footprints(quire_kv *newer, quire_kv *older, const quire_footprint_visit *visit, void *context) {
+    difference d = {.footprints = visit, .context = context};
+    return differences(newer, older, &d);
+}
+
+typedef struct {
+    const quire_view *view;
+    uint32_t stamp_max;
+    uint32_t epoch; /* what to stamp with; 0: not yet */
+    quire_touch_visit visit;
+    void *context;
+    quire_buffer key, values;
+    uint64_t count;
+    uint32_t stamp_rest;
+} touch;
+
+static int touch_record(void *context, const quire_record *record) {
+    touch *t = context;
+    if (record->stamp > t->stamp_max) {
+        t->stamp_rest = record->stamp < t->stamp_rest ? record->stamp : t->stamp_rest;
+        return QUIRE_OK;
+    }
+    if (t->epoch != 0) {
+        ((quire_record *)(uintptr_t)record)->stamp = t->epoch; /* in the page that quire_page_write gave */
+        return QUIRE_OK;
+    }
+    t->count++;
+    if (t->visit == NULL) {
+        return QUIRE_OK;
+    }
+    uint64_t value_count;
+    QUIRE_TRY(quire_record_key(t->view, record, &t->key));
+    QUIRE_TRY(quire_record_values(t->view, record, &t->values, &value_count));
+    return t->visit(t->context, record->stamp, t->key.bytes, t->key.count, t->values.bytes, t->values.count,
+                    value_count);
+}
+
+/* Reserves first: once a record was given to visit, it will be stamped. */
+static int touch_entered(quire_kv *kv, quire_page_id page, touch *t) {
+    quire_set *set = kv->at.set;
+    QUIRE_TRY(quire_arena_reserve(set->view.arena, 1));
+    QUIRE_TRY(kv->ops->page_records(&set->view, page, touch_record, t));
+    if (t->count == 0) {
+        return QUIRE_OK;
+    }
+    if (quire_page_write(set, page) == NULL) {
+        return quire_fail(QUIRE_E_CORRUPT, "page %" PRIu32 " of '%s' cannot be written", page, set->name);
+    }
+    t->epoch = *set->epoch_writing;
+    t->stamp_rest = UINT32_MAX;
+    return kv->ops->page_records(&set->view, page, touch_record, t);
+}
+
+int quire_kv_touch(quire_kv *kv, quire_page_id page, uint32_t stamp_max, quire_touch_visit visit, void *context,
+                   uint32_t *stamp_rest) {
+    touch t = {.stamp_max = stamp_max, .visit = visit, .context = context, .stamp_rest = UINT32_MAX};
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    t.view = view_of(kv);
+    int rc = touch_entered(kv, page, &t);
+    quire_handle_leave(&kv->at);
+    quire_buffer_free(&t.key);
+    quire_buffer_free(&t.values);
+    *stamp_rest = t.stamp_rest;
+    return rc;
+}
+
+uint32_t quire_kv_page_limit(quire_kv *kv) {
+    return view_of(kv)->table[0].page_limit;
+}
+
+typedef struct {
+    quire_stamp_visit visit;
+    void *context;
+    quire_page_id page;
+} stamp_walk;
+
+static int stamp_record(void *context, const quire_record *record) {
+    const stamp_walk *walk = context;
+    return walk->visit(walk->context, walk->page, record->stamp);
+}
+
+int quire_kv_stamps(quire_kv *kv, quire_stamp_visit visit, void *context) {
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    stamp_walk walk = {visit, context, 0};
+    int rc = QUIRE_OK;
+    for (; rc == QUIRE_OK && walk.page < view_of(kv)->table[0].page_limit; walk.page++) {
+        rc = kv->ops->page_records(view_of(kv), walk.page, stamp_record, &walk);
+    }
+    quire_handle_leave(&kv->at);
     return rc;
 }
 

@@ -126,6 +126,33 @@ int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit,
  * record is where it was, as one is whose size has not changed; else a look-up. */
 int quire_change_older(const quire_change *change, quire_buffer *values, uint64_t *value_count);
 
+/* The same walk for who keeps account of where each page's records were last written to a log (checkpoint/cec.c). older NULL: there was
+ * nothing before. */
+typedef struct {
+    /* As quire_change_visit. page: where the record is, or was if it is removed; stamp_before: its stamp in the older state, 0: it was
+     * not there. */
+    int (*record)(void *context, quire_page_id page, uint32_t stamp_before, const uint8_t *key, size_t key_bytes,
+                  const uint8_t *values, size_t values_bytes, uint64_t value_count);
+    /* A record that did not change stands on another page than before. */
+    int (*moved)(void *context, quire_page_id from, quire_page_id to, uint32_t stamp);
+    /* After the records of a page: the oldest stamp on it now, UINT32_MAX if it holds no records. */
+    int (*page)(void *context, quire_page_id page, uint32_t stamp_oldest);
+} quire_footprint_visit;
+int quire_kv_footprints(quire_kv *newer, quire_kv *older, const quire_footprint_visit *visit, void *context);
+/* Gives each record of one page whose stamp is at most stamp_max to visit (NULL: nobody), and then the epoch being written to it as its stamp:
+ * it counts as changed from then on. visit runs between enter and leave and calls nothing of the arena. *stamp_rest: the oldest stamp of the
+ * page's other records, UINT32_MAX: there are none. QUIRE_E_LIMIT, _NOSPACE and _NOMEM of the reservation change nothing and visit
+ * nothing. */
+typedef int (*quire_touch_visit)(void *context, uint32_t stamp, const uint8_t *key, size_t key_bytes,
+                                 const uint8_t *values, size_t values_bytes, uint64_t value_count);
+int quire_kv_touch(quire_kv *kv, quire_page_id page, uint32_t stamp_max, quire_touch_visit visit, void *context,
+                   uint32_t *stamp_rest);
+/* Ids of pages that may hold records are below this. */
+uint32_t quire_kv_page_limit(quire_kv *kv);
+/* The stamp of every record, page by page in the order of their ids. On a live structure visit runs between enter and leave. */
+typedef int (*quire_stamp_visit)(void *context, quire_page_id page, uint32_t stamp);
+int quire_kv_stamps(quire_kv *kv, quire_stamp_visit visit, void *context);
+
 /* Proves the structure's invariants and that each of its pages is reached once. */
 int quire_kv_check(quire_kv *kv);
 

@@ -29,6 +29,9 @@ typedef struct {
      * set's own (its private cache may then be used and built), NULL on a snapshot. */
     int (*find)(const quire_view *view, quire_set *live, const uint8_t *key, size_t key_bytes,
                 const quire_record **record);
+    /* The same on a snapshot, and the page that the record is on. */
+    int (*locate)(const quire_view *view, const uint8_t *key, size_t key_bytes, const quire_record **record,
+                  quire_page_id *page);
     /* May be NULL. A hint that these rows (at most QUIRE_PREFETCH_ROWS) are looked up or changed next. */
     void (*prefetch)(const quire_view *view, const quire_rows *keys, int64_t first, int64_t count);
     /* Inserts or replaces (append false), or adds a value (append true). */

@@ -280,9 +280,8 @@ static int bucket_find(const quire_view *view, uint32_t bucket, uint32_t signatu
     return damaged("a chain of table pages has no end", bucket);
 }
 
-static int map_find(const quire_view *view, quire_set *live, const uint8_t *key, size_t key_bytes,
-                    const quire_record **record) {
-    (void)live;
+static int map_locate(const quire_view *view, const uint8_t *key, size_t key_bytes, const quire_record **record,
+                      quire_page_id *page) {
     const map_super *super = super_read(view);
     if (QUIRE_UNLIKELY(super == NULL)) {
         return damaged("the super page is damaged", 0);
@@ -291,7 +290,15 @@ static int map_find(const quire_view *view, quire_set *live, const uint8_t *key,
     location found;
     QUIRE_TRY(bucket_find(view, bucket_of(shape_of(super), signature), signature, key, key_bytes, &found));
     *record = found.record;
+    *page = found.page;
     return QUIRE_OK;
+}
+
+static int map_find(const quire_view *view, quire_set *live, const uint8_t *key, size_t key_bytes,
+                    const quire_record **record) {
+    quire_page_id page;
+    (void)live;
+    return map_locate(view, key, key_bytes, record, &page);
 }
 
 /* ------------------------------------------------------------------------------------------------ words of a bucket */
@@ -1272,6 +1279,7 @@ const quire_kv_ops quire_map_ops = {.kind = QUIRE_KIND_MAP,
                                     .create = map_create,
                                     .reserve = map_reserve,
                                     .find = map_find,
+                                    .locate = map_locate,
                                     .prefetch = map_prefetch,
                                     .put = map_put,
                                     .remove = map_remove,

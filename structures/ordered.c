@@ -1722,8 +1722,8 @@ int quire_ordered_remove_range(quire_set *set, const uint8_t *lo, size_t lo_byte
 
 /* ------------------------------------------------------------------------------------------------ reading */
 
-static int ordered_find(const quire_view *view, quire_set *live, const uint8_t *key, size_t key_bytes,
-                        const quire_record **record) {
+static int record_locate(const quire_view *view, quire_set *live, const uint8_t *key, size_t key_bytes,
+                         const quire_record **record, quire_page_id *page) {
     place at;
     const node_page *node;
     QUIRE_TRY(locate(view, live, key_bytes != 0 ? key : nothing, key_bytes, &at, &node));
@@ -1735,7 +1735,19 @@ static int ordered_find(const quire_view *view, quire_set *live, const uint8_t *
         return corrupt(at.page, "a slot names no record (I5)");
     }
     *record = found;
+    *page = at.page;
     return QUIRE_OK;
+}
+
+static int ordered_find(const quire_view *view, quire_set *live, const uint8_t *key, size_t key_bytes,
+                        const quire_record **record) {
+    quire_page_id page;
+    return record_locate(view, live, key, key_bytes, record, &page);
+}
+
+static int ordered_locate(const quire_view *view, const uint8_t *key, size_t key_bytes, const quire_record **record,
+                          quire_page_id *page) {
+    return record_locate(view, NULL, key, key_bytes, record, page);
 }
 
 static int ordered_count(const quire_view *view, uint64_t *count) {
@@ -1959,6 +1971,7 @@ const quire_kv_ops quire_ordered_ops = {
     .create = ordered_create,
     .reserve = ordered_reserve,
     .find = ordered_find,
+    .locate = ordered_locate,
     .put = ordered_put,
     .remove = ordered_remove,
     .next = ordered_next,

@@ -28,6 +28,7 @@ HEADERS = [
     "checkpoint/delta.h",
     "checkpoint/pages.h",
     "checkpoint/xxhash32.h",
+    "checkpoint/cec.h",
     "statestore/family.h",
 ]
 LAYERS = ["pagemgr", "structures", "checkpoint", "statestore"]
