@@ -847,13 +847,17 @@ static int difference_older_record(void *context, const quire_record *record) {
         return rc;
     }
     d->older_record = record;
-    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .walk = d};
+    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .older_here = true, .walk = d};
     return d->visit(d->context, &change);
 }
 
 static int difference_visit_newer(difference *d, const record_pair *pair) {
+    if (pair->newer->stamp <= d->older->epoch) {
+        return QUIRE_OK;
+    }
     QUIRE_TRY(quire_record_key(d->newer, pair->newer, &d->key));
-    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .walk = d};
+    quire_change change = {
+        .key = d->key.bytes, .key_bytes = d->key.count, .older_here = pair->older != NULL, .walk = d};
     QUIRE_TRY(quire_record_values(d->newer, pair->newer, &d->values, &change.value_count));
     change.values = d->values.bytes;
     change.values_bytes = d->values.count;
@@ -861,21 +865,25 @@ static int difference_visit_newer(difference *d, const record_pair *pair) {
     return d->visit(d->context, &change);
 }
 
+/* One on a page that the older state does not have. */
+static int difference_unpaired_record(void *context, const quire_record *record) {
+    return difference_visit_newer(context, &(record_pair){.newer = record});
+}
+
 /* A page that differs: what was on it and is nowhere now, and what is new on it. */
 static int difference_page(void *context, quire_page_id id, bool in_use) {
     difference *d = context;
+    if (quire_page_entry(d->older, id) == 0) {
+        return in_use ? d->ops->page_records(d->newer, id, difference_unpaired_record, d) : QUIRE_OK;
+    }
     d->here_count = 0;
     d->here_next = 0;
     if (in_use) {
         QUIRE_TRY(d->ops->page_records(d->newer, id, difference_newer_record, d));
     }
-    if (quire_page_entry(d->older, id) != 0) {
-        QUIRE_TRY(d->ops->page_records(d->older, id, difference_older_record, d));
-    }
+    QUIRE_TRY(d->ops->page_records(d->older, id, difference_older_record, d));
     for (size_t i = 0; i < d->here_count; i++) {
-        if (d->here[i].newer->stamp > d->older->epoch) {
-            QUIRE_TRY(difference_visit_newer(d, &d->here[i]));
-        }
+        QUIRE_TRY(difference_visit_newer(d, &d->here[i]));
     }
     return QUIRE_OK;
 }
