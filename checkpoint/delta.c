@@ -22,6 +22,8 @@
 /* Runs that are closer than this become one: two lengths would take about as much as the bytes between. */
 #define PATCH_GAP_BYTES   4u
 #define PATCH_CHECK_BYTES 2u
+/* After so many look-ups of old values that were not there, only one in as many is made: most keys are new. */
+#define VAIN_LOOKUPS 32u
 
 typedef struct {
     quire_records records;
@@ -29,7 +31,8 @@ typedef struct {
     size_t list_count;
     bool list;
     quire_buffer older_values;
-    quire_buffer patch; /* own holds it */
+    quire_buffer patch;    /* own holds it */
+    uint32_t vain_lookups; /* since an old value was found */
 } delta_writer;
 
 /* ------------------------------------------------------------------------------------------------ writing */
@@ -261,6 +264,9 @@ static int update_write(delta_writer *writer, const quire_change *change, bool *
     if (rc != QUIRE_OK && rc != QUIRE_E_NOTFOUND) {
         return rc;
     }
+    if (rc == QUIRE_OK && !change->older_here) {
+        writer->vain_lookups = 0;
+    }
     if (writer->list) {
         QUIRE_TRY(append_write(writer, change, older_count, written));
     }
@@ -269,13 +275,28 @@ static int update_write(delta_writer *writer, const quire_change *change, bool *
     return *written || !patchable ? QUIRE_OK : patch_write(writer, change, written);
 }
 
+/* Whether it is worth asking what the key had. */
+static bool update_likely(delta_writer *writer, const quire_change *change) {
+    if (writer->list) {
+        return true;
+    }
+    if (change->value_count != 1 || change->values_bytes < PATCHED_BYTES_MIN) {
+        return false;
+    }
+    if (change->older_here) {
+        return true;
+    }
+    writer->vain_lookups++; /* until it turns out otherwise */
+    return writer->vain_lookups <= VAIN_LOOKUPS || writer->vain_lookups % VAIN_LOOKUPS == 0;
+}
+
 static int change_write(void *context, const quire_change *change) {
     delta_writer *writer = context;
     if (change->values == NULL) {
         return record_write(writer, &(quire_delta_record){
                                         .op = QUIRE_DELTA_REMOVE, .key = change->key, .key_bytes = change->key_bytes});
     }
-    if (writer->list || (change->value_count == 1 && change->values_bytes >= PATCHED_BYTES_MIN)) {
+    if (update_likely(writer, change)) {
         bool written = false;
         QUIRE_TRY(update_write(writer, change, &written));
         if (written) {
@@ -343,6 +364,7 @@ static int family_write(delta_writer *writer, quire_arena *arena, quire_snap *ol
                             : quire_kv_open_snap(older, before->name, (quire_kind)before->kind, &older_kv);
     if (rc == QUIRE_OK) {
         writer->list = is_list(writer, writer->records.family->name);
+        writer->vain_lookups = 0;
         rc = before == NULL ? everything_write(writer, newer_kv)
                             : quire_kv_changes(newer_kv, older_kv, change_write, writer);
     }

@@ -848,7 +848,7 @@ static int difference_removed(difference *d, const quire_record *record) {
         return d->footprints->record(d->context, d->page, record->stamp, d->key.bytes, d->key.count, NULL, 0, 0);
     }
     d->older_record = record;
-    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .walk = d};
+    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .older_here = true, .walk = d};
     return d->visit(d->context, &change);
 }
 
@@ -885,8 +885,14 @@ static int difference_before(difference *d, const quire_record *older, uint32_t 
 }
 
 static int difference_visit_newer(difference *d, const record_pair *pair) {
+    if (pair->newer->stamp <= d->since) {
+        return QUIRE_OK;
+    }
     QUIRE_TRY(quire_record_key(d->newer, pair->newer, &d->key));
-    quire_change change = {.key = d->key.bytes, .key_bytes = d->key.count, .walk = d->older == NULL ? NULL : d};
+    quire_change change = {.key = d->key.bytes,
+                           .key_bytes = d->key.count,
+                           .older_here = pair->older != NULL,
+                           .walk = d->older == NULL ? NULL : d};
     QUIRE_TRY(quire_record_values(d->newer, pair->newer, &d->values, &change.value_count));
     change.values = d->values.bytes;
     change.values_bytes = d->values.count;
@@ -900,25 +906,34 @@ static int difference_visit_newer(difference *d, const record_pair *pair) {
                                  change.values_bytes, change.value_count);
 }
 
+/* One on a page that the older state does not have. */
+static int difference_unpaired_record(void *context, const quire_record *record) {
+    difference *d = context;
+    if (record->stamp < d->stamp_oldest) {
+        d->stamp_oldest = record->stamp;
+    }
+    return difference_visit_newer(d, &(record_pair){.newer = record});
+}
+
 /* A page that differs: what was on it and is nowhere now, and what is new on it. */
 static int difference_page(void *context, quire_page_id id, bool in_use) {
     difference *d = context;
+    bool was_in_use = d->older != NULL && quire_page_entry(d->older, id) != 0;
     d->page = id;
     d->stamp_oldest = UINT32_MAX;
+    if (!was_in_use) {
+        QUIRE_TRY(d->older == NULL ? QUIRE_OK : quire_view_whole(d->older));
+        QUIRE_TRY(in_use ? d->ops->page_records(d->newer, id, difference_unpaired_record, d) : QUIRE_OK);
+        return d->footprints == NULL ? QUIRE_OK : d->footprints->page(d->context, id, d->stamp_oldest);
+    }
     d->here_count = 0;
     d->here_next = 0;
     if (in_use) {
         QUIRE_TRY(d->ops->page_records(d->newer, id, difference_newer_record, d));
     }
-    if (d->older != NULL && quire_page_entry(d->older, id) != 0) {
-        QUIRE_TRY(d->ops->page_records(d->older, id, difference_older_record, d));
-    } else if (d->older != NULL) {
-        QUIRE_TRY(quire_view_whole(d->older));
-    }
+    QUIRE_TRY(d->ops->page_records(d->older, id, difference_older_record, d));
     for (size_t i = 0; i < d->here_count; i++) {
-        if (d->here[i].newer->stamp > d->since) {
-            QUIRE_TRY(difference_visit_newer(d, &d->here[i]));
-        }
+        QUIRE_TRY(difference_visit_newer(d, &d->here[i]));
     }
     return d->footprints == NULL ? QUIRE_OK : d->footprints->page(d->context, id, d->stamp_oldest);
 }

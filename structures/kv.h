@@ -115,6 +115,7 @@ typedef struct {
     const uint8_t *values; /* as quire_kv_get_all gives them; NULL: the key was removed */
     size_t values_bytes;
     uint64_t value_count;
+    bool older_here;  /* quire_change_older needs no look-up */
     const void *walk; /* for quire_change_older; NULL: there is no older state */
 } quire_change;
 
@@ -122,8 +123,8 @@ typedef struct {
  * only. visit may call anything; what it returns other than 0 ends the walk and is passed on. */
 typedef int (*quire_change_visit)(void *context, const quire_change *change);
 int quire_kv_changes(quire_kv *newer, quire_kv *older, quire_change_visit visit, void *context);
-/* The values that the key had, in the form of change->values; QUIRE_E_NOTFOUND: none. Called within the visit. Costs a copy where the
- * record is where it was, as one is whose size has not changed; else a look-up. */
+/* The values that the key had, in the form of change->values; QUIRE_E_NOTFOUND: none. Called within the visit. Costs a look-up unless the
+ * record is where it was, as one is whose size has not changed. */
 int quire_change_older(const quire_change *change, quire_buffer *values, uint64_t *value_count);
 
 /* The same walk for who keeps account of where each page's records were last written to a log (checkpoint/cec.c). older NULL: there was

@@ -71,6 +71,7 @@ typedef struct {
     const uint8_t *values;
     size_t values_bytes;
     uint64_t value_count;
+    bool older_here;
     const void *walk;
 } quire_change;
 typedef int (*quire_change_visit)(void *context, const quire_change *change);
