@@ -284,6 +284,7 @@ def test_data_nodes_that_die_during_commits_and_during_recovery(cluster, mode, f
         here = folder / str(round)
         path = f"{home(folder)}/{round}"
         first, second = rng.sample(range(cluster.data_nodes), 2)
+        cluster.heal()
         with driver(cluster, mode, here, names, half, path, slow="4") as running:
             ended = False
             for words in running.lines():
@@ -294,7 +295,7 @@ def test_data_nodes_that_die_during_commits_and_during_recovery(cluster, mode, f
             running.process.wait()
             assert ended, running.errors()
         assert not differences(here, undisturbed, names, half)
-        cluster.restart(first)
+        cluster.heal()
         with driver(cluster, mode, here, names, BATCHES, path) as running:
             ended = False
             for words in running.lines():
@@ -309,13 +310,13 @@ def test_data_nodes_that_die_during_commits_and_during_recovery(cluster, mode, f
             # One DataNode is still dead: Python must find the other copy, too.
             code, text = verified(cluster.web_url(f"{path}/{name}/checkpoint"), capsys)
             assert code == 0, text
-        cluster.restart(second)
 
 
 def test_a_name_node_that_dies(cluster, mode, folder, undisturbed):
     """The query waits for it, or fails and says who did not answer; in its next life it has lost nothing."""
     rng = random.Random(f"{SEED} name node")
     names, deaths = ["numbers", "join"], 0
+    cluster.heal()
     for life in count():
         with driver(cluster, mode, folder, names, slow="4") as running:
             ended = False
@@ -329,7 +330,7 @@ def test_a_name_node_that_dies(cluster, mode, folder, undisturbed):
                     cluster.start_name_node()
             running.process.wait()
             assert ended or re.search("localhost:|safe mode", running.errors(100_000)), running.errors()
-        cluster.wait_until_live()
+        cluster.heal()
         if ended:
             break
     assert deaths
@@ -341,6 +342,7 @@ def test_a_driver_that_is_killed_again_and_again(cluster, mode, folder, undistur
     rng = random.Random(f"{SEED} drivers")
     names = ["numbers", "join"]
     killed, ended = 0, False
+    cluster.heal()
     while not ended:
         # At most two batches further than before, so that there is always something left to kill.
         after, delay = rng.randrange(1, 3), rng.uniform(0, 0.5)
