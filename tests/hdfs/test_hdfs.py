@@ -481,7 +481,7 @@ def test_a_file_is_replaced_at_once(cluster, folder):
         writer.join()
 
 
-def test_two_drivers_on_one_checkpoint(cluster, mode, folder, undisturbed, capsys):
+def test_two_drivers_on_one_checkpoint(cluster, mode, folder, capsys):
     """Both write the same versions at once, until Spark's logs stop one; every file is always that of one of them."""
     url, names, path = checkpoint_url(cluster, folder, "numbers"), ["numbers"], home(folder)
     folders = [folder / "one", folder / "other"]
@@ -501,7 +501,7 @@ def test_two_drivers_on_one_checkpoint(cluster, mode, folder, undisturbed, capsy
             assert well or re.search("(?i)concurrent|multiple streaming", running.errors(100_000)), running.errors()
     assert sound
     run(cluster, mode, folders[0], names, BATCHES + 2, path)
-    expected = undisturbed["numbers"]
+    expected = numbers_output(BATCHES + 2)
     for each in folders:
         for number, rows in processes.written(each, "numbers").items():
             assert number >= BATCHES + 2 or rows == expected[number]
