@@ -147,6 +147,8 @@ class Cluster:
             "dfs.heartbeat.interval": HEARTBEAT_SECONDS,
             "dfs.namenode.heartbeat.recheck-interval": RECHECK_MILLISECONDS,
             "dfs.namenode.redundancy.interval.seconds": "1s",
+            # A copy may have been ordered from a DataNode that was killed; the NameNode waits five minutes for it.
+            "dfs.namenode.reconstruction.pending.timeout-sec": 3,
             **CLIENT,
         }
 
@@ -290,13 +292,25 @@ class Cluster:
             probe.settimeout(5)
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    def wait_until_replicated(self) -> None:
-        """Until every block is on as many DataNodes as it is to be."""
+    def heal(self) -> None:
+        """Starts all that was killed, and waits until every block is on as many DataNodes as it is to be.
+
+        Where one DataNode may die and nothing be lost, this must come before the next one's death.
+        """
+        if NAME_NODE not in self._daemons:
+            self.start_name_node()
+        for node in range(self.data_nodes):
+            if f"datanode{node}" not in self._daemons:
+                self.start(node)
+        self.wait_until_live()
+        lacking = ("UnderReplicatedBlocks", "PendingReconstructionBlocks", "MissingBlocks")
         deadline = time.monotonic() + UP_SECONDS
+        state: dict[str, Any] = {}
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, LookupError, ValueError):
-                state = self._bean("FSNamesystem")
-                if not state["UnderReplicatedBlocks"] and not state["MissingBlocks"]:
+                found = self._bean("FSNamesystem")
+                state = {name: found[name] for name in lacking}
+                if not any(state.values()):
                     return
             time.sleep(0.1)
         raise ClusterError(f"HDFS had blocks with too few copies after {UP_SECONDS} s: {state}")
