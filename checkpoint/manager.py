@@ -315,6 +315,8 @@ class Manager:
             pin = Pin(version, pm.snapshot())
         except BaseException as error:
             self._drop_state()
+            if not isinstance(error, Exception):
+                raise
             raise QuireError(f"version {version} is durable, but not in memory ({error}): load() again") from error
         fault.point("commit.done")
         state.follow(pin)
@@ -344,7 +346,7 @@ class Manager:
     def _publish(self, state: "State", version: Version, data: bytes) -> None:
         """Writes a commit file under a name that nobody else has taken."""
         path = self._path(FileKind.DELTA, version)
-        digest = hashlib.sha256(data).digest()
+        state.attempts.add(hashlib.sha256(data).digest())
         try:
             self._storage.write_atomic(path, data)
         except ExistsError:
@@ -359,9 +361,6 @@ class Manager:
                     "It stays, and the changes made here are not durable: load() again"
                 ) from None
             self._storage.write_atomic(path, data, replace=True)
-        except BaseException:
-            state.attempts.add(digest)
-            raise
 
     def _drop_newer(self, state: "State") -> None:
         """Removes what came after a version that was gone back to, the newest first, so that no gap comes to be."""
@@ -439,7 +438,7 @@ class Manager:
 
         Parts without a base may be somebody's work in progress while they are not older than the newest base.
         """
-        listing = self._store.listing()
+        listing = self._listing()
         with self._lock:
             ours = set(self._line)
         bases = [
