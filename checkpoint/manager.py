@@ -79,7 +79,7 @@ class Mode(ABC):
         """What ``write`` gave last is durable, and committed in memory."""
 
     def forget(self) -> None:  # noqa: B027
-        """What ``write`` gave last came to nothing; it may be called again."""
+        """What ``write`` gave last, if anything, came to nothing; it may be called again."""
 
 
 class DeltaMode(Mode):
@@ -233,7 +233,7 @@ class Manager:
         ``CorruptError`` with the file's name; repair: pass over a damaged base for an older one.
         """
         self._check_open()
-        self._stop_job()
+        self._end_job(cancel=True)
         self._drop_state()
         listing = self._listing()
         if listing.files:
@@ -297,10 +297,9 @@ class Manager:
                 "(spark.sql.streaming.stateStore.rowChecksum.enabled), which Python does not write"
             )
         fault.point("commit.start")
-        parent = state.pin.version
-        version = Version(parent.number + 1, str(uuid.uuid4()) if parent.id else "")
-        changes = state.mode.write(pm, state.pin.snapshot)
+        parent, version = state.pin.version, state.next
         try:
+            changes = state.mode.write(pm, state.pin.snapshot)
             header = self._header(changes.kind, version, parent, 0, state.flags)
             pieces = container.pieces(header, changes.frames, changes.keys, codecs.compress, changes.since)
             data = b"".join(pieces)
@@ -316,11 +315,11 @@ class Manager:
             pin = Pin(version, pm.snapshot())
         except BaseException as error:
             self._drop_state()
+            if not isinstance(error, Exception):
+                raise
             raise QuireError(f"version {version} is durable, but not in memory ({error}): load() again") from error
         fault.point("commit.done")
-        state.pin.release()
-        state.pin = pin
-        state.attempts.clear()
+        state.follow(pin)
         state.mode.committed()
         with self._lock:
             self._line.append(version)
@@ -347,7 +346,7 @@ class Manager:
     def _publish(self, state: "State", version: Version, data: bytes) -> None:
         """Writes a commit file under a name that nobody else has taken."""
         path = self._path(FileKind.DELTA, version)
-        digest = hashlib.sha256(data).digest()
+        state.attempts.add(hashlib.sha256(data).digest())
         try:
             self._storage.write_atomic(path, data)
         except ExistsError:
@@ -362,9 +361,6 @@ class Manager:
                     "It stays, and the changes made here are not durable: load() again"
                 ) from None
             self._storage.write_atomic(path, data, replace=True)
-        except BaseException:
-            state.attempts.add(digest)
-            raise
 
     def _drop_newer(self, state: "State") -> None:
         """Removes what came after a version that was gone back to, the newest first, so that no gap comes to be."""
@@ -390,7 +386,7 @@ class Manager:
         if self._job is not None and not self._job.done:
             if background:
                 return self._job
-            self._job.wait()
+            self._end_job(cancel=False)
         pin = state.pin.share()
         due = pin.version.number - self._last_base >= self._bases_every
         page_bytes = state.pm.page_size if due else 0
@@ -419,9 +415,10 @@ class Manager:
             raise
         return job
 
-    def _stop_job(self) -> None:
+    def _end_job(self, cancel: bool) -> None:
         if self._job is not None:
-            self._job.cancel()
+            if cancel:
+                self._job.cancel()
             try:
                 self._job.wait()
             except Exception:
@@ -441,7 +438,7 @@ class Manager:
 
         Parts without a base may be somebody's work in progress while they are not older than the newest base.
         """
-        listing = self._store.listing()
+        listing = self._listing()
         with self._lock:
             ours = set(self._line)
         bases = [
@@ -497,16 +494,33 @@ class Manager:
 
 
 class State:
-    """What a manager has loaded, and goes on from. newer: versions after it were there when it was loaded."""
+    """What a manager has loaded, and goes on from.
+
+    next      the version that the next commit makes, however many attempts it takes.
+    newer     versions after the one loaded were there at the time.
+    attempts  digests of what was written for the next version by commits that failed.
+    """
 
     def __init__(self, pm: PageManager, pin: Pin, mode: Mode, flags: int) -> None:
         self.pm = pm
         self.pin = pin
         self.mode = mode
         self.flags = flags
+        self.next = _after(pin.version)
         self.newer = False
-        # Digests of what was written for the next version by commits that failed.
         self.attempts: set[bytes] = set()
+
+    def follow(self, pin: Pin) -> None:
+        """Goes on from the next version."""
+        self.pin.release()
+        self.pin = pin
+        self.next = _after(pin.version)
+        self.attempts.clear()
+
+
+def _after(version: Version) -> Version:
+    """What follows a version; with an id of its own if that has one."""
+    return Version(version.number + 1, str(uuid.uuid4()) if version.id else "")
 
 
 def _whole(name: str, value: Any, least: int) -> int:

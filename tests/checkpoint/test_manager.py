@@ -136,6 +136,13 @@ def test_a_new_folder_is_made_as_spark_has_it(tmp_path):
     assert [found.id for found in Checkpoint(tmp_path).stores()] == [StoreId(3, 7), StoreId(3, 7, "left-keys")]
 
 
+def test_there_is_nothing_to_maintain_before_the_first_commit(tmp_path):
+    with Manager(tmp_path, bases_every=1) as checkpoint, checkpoint.load():
+        checkpoint.maintain()
+        checkpoint.maintain(background=True).wait()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_typed_maps_keep_their_schema(tmp_path):
     schema = quire.Schema({"id": "int64"}, {"count": "int64"})
     with Manager(tmp_path) as checkpoint, checkpoint.load() as pm:
@@ -281,19 +288,25 @@ def test_a_commit_that_fails_leaves_the_last_version(tmp_path):
     assert loaded(Checkpoint(tmp_path).store()) == {"default": {b"a": [b"3"]}}
 
 
+@pytest.mark.parametrize("ids", [False, True])
 @pytest.mark.parametrize("again", ["as it was", "changed"])
-def test_a_commit_that_failed_after_its_file_had_its_name(tmp_path, again):
+def test_a_commit_that_failed_after_its_file_had_its_name(tmp_path, again, ids):
     """Such as when the folder could not be synced: what is there is known as one's own, and replaced."""
-    faulty = Faulty("1.qdelta", quire.IOFailedError("no answer"), after=True)
+    with Writer(tmp_path / "state/0/0", StoreId(0, 0), ids=ids) as writer:
+        writer.commit({("default", b"first"): [b"0"]})
+    faulty = Faulty(".qdelta", *[quire.IOFailedError("no answer")] * 3, after=True)
     with Manager(tmp_path, storage=faulty) as checkpoint, checkpoint.load() as pm:
         put(pm, a="1")
-        with pytest.raises(quire.IOFailedError, match="no answer"):
-            checkpoint.commit(pm)
-        if again == "changed":
+        for number in range(2):
+            with pytest.raises(quire.IOFailedError, match="no answer"):
+                checkpoint.commit(pm)
+            if again == "as it was":
+                break
             pm.abort()
-            put(pm, b="2")
+            put(pm, b=str(number))
+        faulty.errors.clear()
         expected = content(pm)
-        assert checkpoint.commit(pm) == 1
+        assert checkpoint.commit(pm) == 2
     assert loaded(Checkpoint(tmp_path).store()) == expected
 
 
@@ -517,13 +530,20 @@ def test_closing_waits_for_the_base(tmp_path):
 @pytest.mark.usefixtures("small")
 def test_an_error_in_the_program_cancels_the_base(tmp_path):
     gated = Gated("qpart")
-    manager_ = Manager(tmp_path, bases_every=1, storage=gated)
-    with pytest.raises(RuntimeError, match="program"), manager_ as checkpoint, checkpoint.load() as pm:
+    with (
+        contextlib.ExitStack() as stack,
+        pytest.raises(RuntimeError, match="program"),
+        Manager(tmp_path, bases_every=1, storage=gated) as checkpoint,
+    ):
+        # Closed later: to close it is to wait for the image.
+        pm = stack.enter_context(checkpoint.load())
         fill(pm, 1)
         checkpoint.commit(pm)
         job = checkpoint.maintain(background=True)
-        threading.Timer(0.05, gated.gate.set).start()
+        opener = threading.Thread(target=lambda: job._stop.wait(60) and gated.gate.set())
+        opener.start()
         raise RuntimeError("the program's own")
+    opener.join()
     with pytest.raises(CancelledError):
         job.wait()
     assert names(tmp_path) == ["1.qdelta"]

@@ -1,0 +1,64 @@
+"""Versions that Python committed into a query's checkpoint: Spark reads them, and goes on from them."""
+
+import struct
+
+import pytest
+from spark import harness
+from spark.harness import QUIRE, REAL
+
+from quire.checkpoint import Manager, Version
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(QUIRE != REAL, reason="another provider stands in for Quire"),
+]
+
+ROW = struct.Struct("<qq")  # one LONG as an UnsafeRow: null bits, value
+MARK = 1000
+
+
+def counted(state):
+    return {ROW.unpack(key)[1]: ROW.unpack(value)[1] for key, value in state.map("default").items()}
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "snappy"])
+def test_spark_goes_on_from_what_python_committed(spark, folder, codec):
+    """Of one partition as a delta, of the other as a base."""
+    checkpoint, source = folder / "checkpoint", folder / "source"
+
+    def run(batches):
+        output = {}
+        harness.release(source, [[{"id": number} for number in batch] for batch in batches])
+        frame = harness.stream(spark, source, "id LONG").groupBy("id").count()
+        harness.finish(harness.start(frame, "update", checkpoint, output))
+        return output
+
+    with harness.settings(spark, {harness.STORE + "compression.codec": codec}):
+        run([range(20), range(10, 30), range(5, 40)])
+        expected = {}
+        for partition in (0, 1):
+            with Manager(checkpoint, 0, partition, codec=codec, bases_every=1) as manager:
+                with manager.load() as pm:
+                    assert manager.version == 3
+                    wanted = {number: count + MARK for number, count in counted(pm).items()}
+                with manager.load(2) as pm:
+                    pm.map("default").update(
+                        {ROW.pack(0, number): ROW.pack(0, count) for number, count in wanted.items()}
+                    )
+                    assert manager.commit(pm) == 3
+                    if partition:
+                        manager.maintain()
+                assert (Version(3) in manager.store.listing().bases) == bool(partition)
+            expected |= wanted
+        rows = spark.read.format("statestore").load(str(checkpoint)).collect()
+        assert {row.key.id: row.value["count"] for row in rows} == expected
+        # By executors that have nothing of the query in memory.
+        spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+        (batch,) = run([[0, 0, 39]]).values()
+        assert sorted(batch) == [f"id=0, count={expected[0] + 2}", f"id=39, count={expected[39] + 1}"]
+    for partition in (0, 1):
+        with Manager(checkpoint, 0, partition) as manager, manager.load() as pm:
+            assert manager.version == 4
+            assert {number: count for number, count in expected.items() if number not in (0, 39)}.items() >= {
+                number: count for number, count in counted(pm).items() if number not in (0, 39)
+            }.items()
