@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../checkpoint/cec.h"
 #include "../checkpoint/container.h"
 #include "../checkpoint/delta.h"
 #include "../checkpoint/pages.h"
@@ -489,6 +490,66 @@ NATIVE(jlong, pagesBytes)(JNIEnv *env, jobject self, jlong arena, jlong since) {
 NATIVE(void, pagesApply)(JNIEnv *env, jobject self, jlong arena, jlong payload, jlong count) {
     (void)self;
     failed(env, quire_pages_apply(HANDLE(quire_arena, arena), BYTES(payload), (size_t)count));
+}
+
+/* ------------------------------------------------------------------------------------------------ logs */
+
+NATIVE(jlong, logCreate)
+(JNIEnv *env, jobject self, jlong arena, jdouble extent_target, jlong bytes_max, jlong nanos_max) {
+    (void)self;
+    quire_cec *log = NULL;
+    quire_cec_policy policy = {extent_target, (uint64_t)bytes_max, (uint64_t)nanos_max};
+    failed(env, quire_cec_create(HANDLE(quire_arena, arena), &policy, &log));
+    return as_handle(log);
+}
+
+NATIVE(void, logDestroy)(JNIEnv *env, jobject self, jlong log) {
+    (void)env;
+    (void)self;
+    quire_cec_destroy(HANDLE(quire_cec, log));
+}
+
+/* words: as quire_cec_summary has them */
+NATIVE(void, logWrite)
+(JNIEnv *env, jobject self, jlong log, jlong older, jlong version, jobject object, jlong words) {
+    (void)self;
+    java_sink sink;
+    quire_cec_summary summary;
+    if (sink_open(env, object, &sink) &&
+        !failed(env, quire_cec_write(HANDLE(quire_cec, log), HANDLE(quire_snap, older), (uint64_t)version, delta_sink,
+                                     &sink, &summary))) {
+        memcpy(HANDLE(uint64_t, words), &summary, sizeof summary);
+    }
+}
+
+NATIVE(void, logCommitted)(JNIEnv *env, jobject self, jlong log) {
+    (void)self;
+    failed(env, quire_cec_committed(HANDLE(quire_cec, log)));
+}
+
+NATIVE(void, logApply)(JNIEnv *env, jobject self, jlong log, jlong payload, jlong count) {
+    (void)self;
+    failed(env, quire_cec_apply(HANDLE(quire_cec, log), BYTES(payload), (size_t)count));
+}
+
+NATIVE(void, logLoaded)(JNIEnv *env, jobject self, jlong log, jlong version) {
+    (void)self;
+    failed(env, quire_cec_loaded(HANDLE(quire_cec, log), (uint64_t)version));
+}
+
+NATIVE(void, logComplete)(JNIEnv *env, jobject self, jlong log, jlong keys) {
+    (void)self;
+    failed(env, quire_cec_complete(HANDLE(quire_cec, log), (uint64_t)keys));
+}
+
+NATIVE(void, logForeign)(JNIEnv *env, jobject self, jlong log, jlong version) {
+    (void)self;
+    failed(env, quire_cec_foreign(HANDLE(quire_cec, log), (uint64_t)version));
+}
+
+NATIVE(void, logRestored)(JNIEnv *env, jobject self, jlong log, jlong version) {
+    (void)self;
+    failed(env, quire_cec_restored(HANDLE(quire_cec, log), (uint64_t)version));
 }
 
 /* ------------------------------------------------------------------------------------------------ files */

@@ -81,14 +81,14 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
           withParts(version, pageSize, keys, BaseParts(bytes, PieceBytes, Seq(part.copy(bytes = bytes))), written)
       }
     } else if (stateBytes < PartsFromBytes) {
-      files.writeFile(files.basePath(version), files.header(FileKinds.Base, version, version, pageSize), keys) { file =>
+      files.writeFile(files.basePath(version), files.header(FileKinds.Base, version, version, pageSize)) { file =>
         val pieces = new Pieces(piece => IoService.gently(urgent) {
           check()
           file.frame(FrameKinds.Image, piece)
         })
         Native.imageWrite(snap, pieces)
         pieces.end()
-        0
+        Ending(keys)
       }
     } else {
       val names = (0 until PartCount).map(n => s"${version.name}.$token.$n.$PartSuffix")
@@ -102,9 +102,9 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
   private def withParts(
       version: Version, pageSize: Int, keys: Long, parts: BaseParts, written: Written): Written =
     written + files.writeFile(
-      files.basePath(version), files.header(FileKinds.Base, version, version, pageSize), keys) { file =>
+      files.basePath(version), files.header(FileKinds.Base, version, version, pageSize)) { file =>
       file.frame(FrameKinds.Parts, parts.encode())
-      0
+      Ending(keys)
     }
 
   private def writeImage(
@@ -282,7 +282,7 @@ private[spark] object BaseFiles {
     def await(): Unit = line.await()
 
     def end(): Unit = {
-      file.end(0, 0)
+      file.end(Ending(0))
       out.flush()
       out.close()
     }

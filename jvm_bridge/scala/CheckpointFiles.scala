@@ -49,7 +49,11 @@ private[spark] object FrameKinds {
  *
  * @param since the version that pages start from, or in which the extent of a log begins; else 0
  */
-private[spark] case class CommitInfo(kind: Int, parent: Version, pageSize: Int, since: Long)
+private[spark] case class CommitInfo(
+    kind: Int, parent: Version, pageSize: Int, keys: Long, since: Long)
+
+/** How a file ends: keys in the state it leads to, and the version that it needs (see [[CommitInfo]]). */
+private[spark] case class Ending(keys: Long, since: Long = 0)
 
 /** The bytes of files as they were written, and before they were packed. */
 private[spark] case class Written(bytes: Long, rawBytes: Long) {
@@ -155,19 +159,18 @@ private[spark] class CheckpointFiles(
 
   def codec(): Codec = SparkInternals.codec(codecName)
 
-  /** Writes what a commit leaves. Durable when it returns. `content` gives the version it needs. */
-  def writeCommit(kind: Int, version: Version, parent: Version, pageSize: Int, keys: Long)(
-      content: FrameWriter => Long): Written =
-    writeFile(deltaPath(version), header(kind, version, parent, pageSize), keys)(content)
+  /** Writes what a commit leaves. Durable when it returns. */
+  def writeCommit(kind: Int, version: Version, parent: Version, pageSize: Int)(
+      content: FrameWriter => Ending): Written =
+    writeFile(deltaPath(version), header(kind, version, parent, pageSize))(content)
 
   /** Writes a file of frames. */
-  def writeFile(path: Path, header: Array[Byte], keys: Long)(content: FrameWriter => Long): Written = {
+  def writeFile(path: Path, header: Array[Byte])(content: FrameWriter => Ending): Written = {
     var written: Written = null
     writing(path) { out =>
       val file = new FrameWriter(out, codec())
       file.raw(header)
-      val since = content(file)
-      file.end(keys, since)
+      file.end(content(file))
       written = Written(file.bytes, file.rawBytes)
     }
     written
@@ -253,16 +256,16 @@ private[spark] class CheckpointFiles(
 
   /** What a commit's file says of itself, from its two ends. */
   def readInfo(file: CheckpointFile): CommitInfo = {
-    var since = 0L
+    var ending = Ending(0)
     val header = reading(file.path) { (in, header) =>
       if (header.kind == FileKinds.Pages || header.kind == FileKinds.Log) {
-        since = readSince(in, file.bytes)
+        ending = readEnding(in, file.bytes)
       }
     }
-    CommitInfo(header.kind, header.parent, header.pageSize, since)
+    CommitInfo(header.kind, header.parent, header.pageSize, ending.keys, ending.since)
   }
 
-  private def readSince(in: FSDataInputStream, fileBytes: Long): Long = {
+  private def readEnding(in: FSDataInputStream, fileBytes: Long): Ending = {
     val end = new Array[Byte](EndBytes)
     val words = new OffHeap(32)
     try {
@@ -274,7 +277,7 @@ private[spark] class CheckpointFiles(
       if (words.long(0) != FrameKinds.End) throw new IOException("it does not end with an end frame")
       Native.frameVerify(words.address, stored)
       Native.endDecode(stored, words.address)
-      words.long(3)
+      Ending(words.long(2), words.long(3))
     } finally {
       words.close()
     }
@@ -436,8 +439,8 @@ private[spark] final class FrameWriter(out: OutputStream, codec: Codec) {
     rawBytes += content.length
   }
 
-  def end(keys: Long, since: Long): Unit = {
-    val content = Native.endEncode(frames, rawBytes, keys, since)
+  def end(ending: Ending): Unit = {
+    val content = Native.endEncode(frames, rawBytes, ending.keys, ending.since)
     frame(FrameKinds.End, content.length, content, content.length)
   }
 

@@ -71,6 +71,17 @@ private[spark] object Native {
   @native def pagesBytes(arena: Long, since: Long): Long
   @native def pagesApply(arena: Long, payload: Long, count: Long): Unit
 
+  @native def logCreate(arena: Long, extentTarget: Double, bytesMax: Long, nanosMax: Long): Long
+  @native def logDestroy(log: Long): Unit
+  /** See [[LogSummary]] for the 9 words. */
+  @native def logWrite(log: Long, older: Long, version: Long, sink: ByteSink, words: Long): Unit
+  @native def logCommitted(log: Long): Unit
+  @native def logApply(log: Long, payload: Long, count: Long): Unit
+  @native def logLoaded(log: Long, version: Long): Unit
+  @native def logComplete(log: Long, keys: Long): Unit
+  @native def logForeign(log: Long, version: Long): Unit
+  @native def logRestored(log: Long, version: Long): Unit
+
   @native def headerEncode(numbers: Long, texts: Array[Array[Byte]]): Array[Byte]
   @native def headerPeek(bytes: Array[Byte]): Int
   @native def headerDecode(bytes: Array[Byte], numbers: Long): Array[Array[Byte]]

@@ -1,6 +1,7 @@
 package io.quire.spark
 
 import java.util.Locale
+import java.util.concurrent.TimeUnit
 
 import org.apache.spark.network.util.JavaUtils
 import org.apache.spark.sql.execution.streaming.state.StateStoreConf
@@ -9,21 +10,34 @@ import org.apache.spark.sql.execution.streaming.state.StateStoreConf
 private[spark] object CheckpointMode extends Enumeration {
   val Delta: Value = Value("delta")
   val Pages: Value = Value("pages")
+  val Cec: Value = Value("cec")
   val Auto: Value = Value("auto")
 }
 
 /**
  * Quire's own settings, from the properties under `spark.sql.streaming.stateStore.quire.`.
  *
+ * @param cec         how mode `cec` keeps its log short
  * @param memoryLimit bytes for all stores of this process together; 0 for none
  * @param pageSize    bytes of a page; 0 for the core's default
  */
-private[spark] case class QuireConf(mode: CheckpointMode.Value, memoryLimit: Long, pageSize: Int)
+private[spark] case class QuireConf(
+    mode: CheckpointMode.Value, cec: CecPolicy, memoryLimit: Long, pageSize: Int)
+
+/**
+ * @param extentTarget the most that the extent may have, in multiples of the live keys
+ * @param maxBytes     of records that a commit writes again, unless the target would be missed
+ * @param maxNanos     the same for the time that this takes
+ */
+private[spark] case class CecPolicy(extentTarget: Double, maxBytes: Long, maxNanos: Long)
 
 private[spark] object QuireConf {
   private val Prefix = "spark.sql.streaming.stateStore.quire."
   private val Allowed = Map(
     "checkpointMode" -> CheckpointMode.values.mkString(", "),
+    "cec.extentTarget" -> "a number above 1: 2.0",
+    "cec.maxBytesPerCommit" -> "bytes, with k, m or g: 64m",
+    "cec.maxTimePerCommit" -> "a time: 200ms",
     "memoryLimit" -> "bytes, with k, m or g: 512m",
     "pageSize" -> "a power of two from 1024 to 65536")
 
@@ -39,6 +53,10 @@ private[spark] object QuireConf {
     }
     QuireConf(
       ours.get("checkpointMode").map(mode).getOrElse(CheckpointMode.Delta),
+      CecPolicy(
+        extentTarget(ours.getOrElse("cec.extentTarget", "2.0")),
+        bytes("cec.maxBytesPerCommit", ours.getOrElse("cec.maxBytesPerCommit", "64m")),
+        nanos("cec.maxTimePerCommit", ours.getOrElse("cec.maxTimePerCommit", "200ms"))),
       ours.get("memoryLimit").map(memoryLimit).getOrElse(0L),
       ours.get("pageSize").map(pageSize).getOrElse(0))
   }
@@ -46,18 +64,35 @@ private[spark] object QuireConf {
   private def mode(value: String): CheckpointMode.Value =
     CheckpointMode.values.find(_.toString == value).getOrElse(refuse("checkpointMode", value, "unknown"))
 
+  private def extentTarget(value: String): Double = {
+    val target = value.toDoubleOption.getOrElse(refuse("cec.extentTarget", value, "not a number"))
+    if (!(target > 1) || target.isInfinite) {
+      refuse("cec.extentTarget", value,
+        "a log that is no longer than there are live keys cannot be held, each must be in it once")
+    }
+    target
+  }
+
+  private def bytes(key: String, value: String): Long =
+    try JavaUtils.byteStringAsBytes(value)
+    catch { case _: NumberFormatException => refuse(key, value, "not a size") }
+
+  private def nanos(key: String, value: String): Long = {
+    val millis =
+      try JavaUtils.timeStringAs(value, TimeUnit.MILLISECONDS)
+      catch { case _: NumberFormatException => refuse(key, value, "not a time") }
+    if (millis < 1) refuse(key, value, "at least 1ms is needed")
+    millis * 1000000
+  }
+
   private def memoryLimit(value: String): Long = {
-    val bytes =
-      try JavaUtils.byteStringAsBytes(value)
-      catch { case _: NumberFormatException => refuse("memoryLimit", value, "not a size") }
-    if (bytes < (1L << 20)) refuse("memoryLimit", value, "at least 1m is needed")
-    bytes
+    val limit = bytes("memoryLimit", value)
+    if (limit < (1L << 20)) refuse("memoryLimit", value, "at least 1m is needed")
+    limit
   }
 
   private def pageSize(value: String): Int = {
-    val bytes =
-      try JavaUtils.byteStringAsBytes(value)
-      catch { case _: NumberFormatException => refuse("pageSize", value, "not a size") }
+    val bytes = this.bytes("pageSize", value)
     if (bytes < 1024 || bytes > 65536 || java.lang.Long.bitCount(bytes) != 1) {
       refuse("pageSize", value, "not one of the sizes that pages can have")
     }

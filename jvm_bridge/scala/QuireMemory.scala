@@ -38,6 +38,8 @@ private[spark] case class ArenaStats(
  * the last reader has let go.
  */
 private[spark] final class Arena(val handle: Long) {
+  /** The log that commits write in mode `cec`; 0 if there is none. It goes with the arena. */
+  var log: Long = 0
   private var users = 0
   private var condemned = false
   private var closed = false
@@ -58,8 +60,14 @@ private[spark] final class Arena(val handle: Long) {
   private def closeIfUnused(): Unit = {
     if (condemned && users == 0 && !closed) {
       closed = true
+      dropLog()
       Native.arenaClose(handle)
     }
+  }
+
+  def dropLog(): Unit = {
+    if (log != 0) Native.logDestroy(log)
+    log = 0
   }
 
   def stats(): ArenaStats = {
@@ -74,3 +82,6 @@ private[spark] final class Arena(val handle: Long) {
     }
   }
 }
+
+/** What a version of a log holds, in records, and how far back it reaches. */
+private[spark] case class LogSummary(checks: Long, keys: Long, records: Long, extent: Long, since: Long)

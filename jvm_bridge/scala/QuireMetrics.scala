@@ -30,6 +30,8 @@ private[spark] object QuireMetrics {
   val BaseBytes = size("quireBaseBytes", "bytes of the bases written since the last batch")
   val SnapshotLag = sum("quireSnapshotLag", "versions since the last base")
   val ForcedBases = sum("quireforceSnapshotCount", "commits that were told to write a base")
+  val LogExtent = sum("quireLogExtent", "records of the log that a restart needs (cec)")
+  val LogChecks = sum("quireLogChecks", "records written again by the commit (cec)")
   val InternalKeys = sum("quireInternalKeys", "keys in column families of Spark's own")
   val Families = sum("quireColumnFamilies", "column families")
 
@@ -39,5 +41,6 @@ private[spark] object QuireMetrics {
     PagesUsed, PagesDirty, PagesPinned, PagesFree, Snapshots, BytesReserved,
     CommitBytes, CommitRawBytes, CommitWriteTime, CommitPublishTime,
     LoadTime, LoadedFromMemory, LoadedFromFiles, DeltasReplayed, BasesRepaired,
-    BasesWritten, BaseBytes, SnapshotLag, ForcedBases, InternalKeys, Families)
+    BasesWritten, BaseBytes, SnapshotLag, ForcedBases, LogExtent, LogChecks,
+    InternalKeys, Families)
 }

@@ -436,6 +436,7 @@ class QuireStateStoreProvider
   private def restore(pinned: PinnedVersion): Option[LoadReport] =
     try {
       Native.arenaRestore(arena.handle, pinned.snap)
+      if (arena.log != 0) Native.logRestored(arena.log, pinned.version.number)
       current = pinned.version
       line = line.takeWhile(_ != current) :+ current
       basesOfLine = basesOfLine.filter(_.number <= current.number)
@@ -520,18 +521,19 @@ class QuireStateStoreProvider
       val keys = countKeys(mine)
       removeStaleBase(next)
       val started = System.nanoTime()
-      val (written, since) = IoService.committing(writeChanges(mine, older, loaded, next, keys.users))
+      val changes = IoService.committing(writeChanges(mine, older, loaded, next, keys.users))
       val durable = System.nanoTime()
       val dirty = mine.stats().dirty
       synchronized {
         Native.arenaCommit(mine.handle)
+        if (changes.log.isDefined) Native.logCommitted(mine.log)
         // The provider may have been unloaded meanwhile; the version is as durable as any.
         if (mine eq arena) {
           current = next
           line = (line :+ next).takeRight(LineLength)
-          since.foreach { since =>
+          changes.pagesSince.foreach { since =>
             pagePoints += next -> Native.arenaEpoch(mine.handle)
-            if (since < loaded.number) leaps += next -> since
+            if (since > 0 && since < loaded.number) leaps += next -> since
           }
           retained += older
           retaining = true
@@ -543,7 +545,9 @@ class QuireStateStoreProvider
       if (store.files == DeltaAndBase) {
         maintaining("writing a base that was asked for")(writeBase(urgent = true))
       }
-      committed(store, next, loaded.id, keys, written, Map(
+      committed(store, next, loaded.id, keys, changes.written, Map(
+        QuireMetrics.LogExtent -> changes.log.fold(0L)(_.extent),
+        QuireMetrics.LogChecks -> changes.log.fold(0L)(_.checks),
         QuireMetrics.CommitWriteTime -> (durable - started) / 1000000,
         QuireMetrics.CommitPublishTime -> (end - durable) / 1000000,
         QuireMetrics.PagesDirty -> dirty))
@@ -552,42 +556,65 @@ class QuireStateStoreProvider
     }
   }
 
-  /** Writes what changed; gives also the version that the pages start from, if it was pages. */
+  /** Writes what changed, as the mode has it. */
   private def writeChanges(
-      mine: Arena, older: PinnedVersion, loaded: Version, next: Version, keys: Long): (Written, Option[Long]) = {
-    def delta(): (Written, Option[Long]) = {
-      val written = files.writeCommit(FileKinds.Delta, next, loaded, 0, keys) { file =>
-        Native.deltaWrite(
-          mine.handle, older.snap, lists, (address, count) => file.frame(FrameKinds.Records, address, count))
-        0
-      }
-      (written, None)
-    }
-    def pages(start: Version, epoch: Long): (Written, Option[Long]) = {
+      mine: Arena, older: PinnedVersion, loaded: Version, next: Version, keys: Long): Changes = {
+    def delta(write: FrameWriter => Unit): Changes =
+      Changes(files.writeCommit(FileKinds.Delta, next, loaded, 0) { file =>
+        write(file)
+        Ending(keys)
+      })
+    def allRecords(file: FrameWriter): Unit = Native.deltaWrite(
+      mine.handle, older.snap, lists, (address, count) => file.frame(FrameKinds.Records, address, count))
+    def pages(start: Version, epoch: Long): Changes = {
       val pageSize = mine.stats().pageBytes.toInt
-      val written = files.writeCommit(FileKinds.Pages, next, loaded, pageSize, keys) { file =>
+      val written = files.writeCommit(FileKinds.Pages, next, loaded, pageSize) { file =>
         Native.pagesWrite(mine.handle, epoch, (address, count) => file.frame(FrameKinds.Pages, address, count))
-        start.number
+        Ending(keys, start.number)
       }
-      (written, Some(start.number))
+      Changes(written, pagesSince = Some(start.number))
     }
-    // A line that is longer than what is remembered of it may have no start.
-    val start = synchronized(line.reverseIterator.flatMap(v => pagePoints.get(v).map(v -> _)).nextOption())
+    // A line that is longer than what is remembered of it may have no start; all began with nothing once.
+    val start = synchronized {
+      (line.reverseIterator ++ Iterator(Nothing)).flatMap(v => pagePoints.get(v).map(v -> _)).nextOption()
+    }
     (conf.mode, start) match {
+      case (CheckpointMode.Cec, _) => writeLog(mine, older, loaded, next)
       case (CheckpointMode.Pages, Some((version, epoch))) => pages(version, epoch)
       case (CheckpointMode.Auto, Some((version, epoch))) =>
         smallDelta(mine, older, Native.pagesBytes(mine.handle, epoch)) match {
-          case Some(payloads) =>
-            val written = files.writeCommit(FileKinds.Delta, next, loaded, 0, keys) { file =>
-              payloads.foreach(file.frame(FrameKinds.Records, _))
-              0
-            }
-            (written, None)
+          case Some(payloads) => delta(file => payloads.foreach(file.frame(FrameKinds.Records, _)))
           case None => pages(version, epoch)
         }
-      case _ => delta()
+      case _ => delta(allRecords)
     }
   }
+
+  private def writeLog(mine: Arena, older: PinnedVersion, loaded: Version, next: Version): Changes = {
+    if (mine.log == 0) {
+      mine.log = newLog(mine)
+      // Whatever is there was written in another mode.
+      if (loaded.number > 0) Native.logForeign(mine.log, loaded.number)
+    }
+    val words = new OffHeap(72)
+    try {
+      var summary: LogSummary = null
+      val written = files.writeCommit(FileKinds.Log, next, loaded, 0) { file =>
+        Native.logWrite(mine.log, older.snap, next.number,
+          (address, count) => file.frame(FrameKinds.Records, address, count), words.address)
+        summary = LogSummary(
+          checks = words.long(3), keys = words.long(4), records = words.long(5), extent = words.long(6),
+          since = words.long(7))
+        Ending(summary.keys, summary.since)
+      }
+      Changes(written, log = Some(summary))
+    } finally {
+      words.close()
+    }
+  }
+
+  private def newLog(of: Arena): Long =
+    Native.logCreate(of.handle, conf.cec.extentTarget, conf.cec.maxBytes, conf.cec.maxNanos)
 
   /** What changed as records, unless that takes more than so many bytes. */
   private def smallDelta(mine: Arena, older: PinnedVersion, most: Long): Option[Seq[Array[Byte]]] = {
@@ -767,7 +794,8 @@ class QuireStateStoreProvider
 
   override protected def writeBaseIfDue(): Unit = maintaining("writing a base") {
     val due = synchronized {
-      !closed && arena != null && current.number > 0 &&
+      // A log needs no base.
+      !closed && arena != null && current.number > 0 && conf.mode != CheckpointMode.Cec &&
         current.number - lastBase >= storeConf.minDeltasForSnapshot
     }
     if (due) writeBase(urgent = false)
@@ -810,21 +838,24 @@ class QuireStateStoreProvider
   }
 
   override protected def cleanUp(): Unit = maintaining("removing old files") {
-    val (latest, known, reach) = synchronized { (current, line.toSet, leaps) }
-    if (latest != null) {
+    val (latest, mine, reach) = synchronized { (current, line, leaps) }
+    if (latest != null && latest.number > storeConf.minVersionsToRetain) {
       val earliest = latest.number - storeConf.minVersionsToRetain
+      val known = mine.toSet
+      val folder = look()
       // Behind a base nothing is needed, unless what came after it reaches back beyond it.
-      val base = files.list().filter { file =>
-        file.isBase && file.version.number <= earliest &&
-          (file.version.id.isEmpty || known.contains(file.version)) &&
-          !reach.exists { case (from, to) =>
-            from.number > file.version.number && to < file.version.number
-          }
-      }.lastOption
-      base.foreach { base =>
-        val removed = files.clean(base.version.number)
+      val bases = folder.bases.filter { base =>
+        base.number <= earliest && (base.id.isEmpty || known.contains(base)) &&
+          !reach.exists { case (from, to) => from.number > base.number && to < base.number }
+      }.map(_.number)
+      // Nor is anything needed behind the extent of a log.
+      val logs = mine.find(_.number == earliest).filter(folder.deltas).flatMap { version =>
+        logRun(version, folder).map(_.head.version.number)
+      }
+      (bases ++ logs).maxOption.foreach { first =>
+        val removed = files.clean(first)
         if (removed > 0) logInfo(s"Removed $removed old files of $storeId")
-        synchronized { leaps = leaps.filter(_._1.number >= base.version.number) }
+        synchronized { leaps = leaps.filter(_._1.number >= first) }
       }
     }
   }
@@ -951,32 +982,68 @@ class QuireStateStoreProvider
     lineTo(version, folder, _ => true) // says what is wrong if there is nothing of it at all
     var line = Vector(version)
     var steps = Vector.empty[Step]
+    /** Whether no log was looked at yet that a run could begin with. */
+    var isNewest = true
     while (line.head.number > 0 && !willDo(line.head)) {
       val at = line.head
       if (!folder.deltas(at)) return Plan(line, steps, isWhole = false)
       val info = folder.info(at)
+      val run = if (info.kind == FileKinds.Log && isNewest) logRun(at, folder) else None
+      isNewest = info.kind != FileKinds.Log
+      if (run.isDefined && !run.get.exists(step => willDo(step.version))) {
+        // Versions before the first of the run are not needed, nor known.
+        return Plan(run.get.map(_.version) ++ line.tail, run.get ++ steps, isWhole = true, isRun = true)
+      }
       steps = Step(at, info) +: steps
       // Pages hold what the files between them and their start did.
       val until = if (info.kind == FileKinds.Pages) info.since else at.number - 1
       while (line.head.number > until) {
-        if (!folder.deltas(line.head)) return Plan(line, steps, isWhole = false)
-        line = folder.parent(line.head) +: line
+        line =
+          if (until == 0) Nothing +: line
+          else if (line.head.id.isEmpty || folder.deltas(line.head)) folder.parent(line.head) +: line
+          else return Plan(line, steps, isWhole = false)
       }
     }
     Plan(line, steps, isWhole = true)
   }
 
+  /** The logs that hold a version's state by themselves, if it has them all. */
+  private def logRun(version: Version, folder: Folder): Option[Vector[Step]] = {
+    val since = folder.info(version).since
+    var run = Vector.empty[Step]
+    var at = version
+    while (at.number >= since && at.number > 0) {
+      if (!folder.deltas(at) || folder.info(at).kind != FileKinds.Log) return None
+      run = Step(at, folder.info(at)) +: run
+      at = folder.parent(at)
+    }
+    if (run.isEmpty) None else Some(run)
+  }
+
   /** The state that the files of a plan lead to. */
   private def loadFrom(plan: Plan): Loaded = {
-    val base = plan.start
+    val base = if (plan.isRun) Nothing else plan.start
     val made =
       if (base.number == 0) newArena(plan.steps.headOption.fold(0)(_.info.pageSize))
       else try bases.load(base, budget) catch { case e: QuireCheckpointException => throw DamagedBase(e) }
     closingOnFailure(() => made.condemn()) {
       var points = Map(base -> Native.arenaOrigin(made.handle))
+      var before = base
       plan.steps.foreach { step =>
         val path = files.deltaPath(step.version)
-        if (step.info.kind == FileKinds.Pages) {
+        if (step.info.kind == FileKinds.Log) {
+          if (made.log == 0) {
+            made.log = newLog(made)
+            Native.arenaCommit(made.handle)
+            if (before.number > 0) Native.logForeign(made.log, before.number)
+          }
+          files.read(path, Set(FrameKinds.Records)) { (_, payload) =>
+            applying(payload)(Native.logApply(made.log, _, payload.length))
+          }
+          Native.arenaCommit(made.handle)
+          Native.logLoaded(made.log, step.version.number)
+        } else if (step.info.kind == FileKinds.Pages) {
+          made.dropLog()
           files.read(path, Set(FrameKinds.Pages)) { (_, payload) =>
             try applying(payload)(Native.pagesApply(made.handle, _, payload.length))
             catch {
@@ -988,14 +1055,26 @@ class QuireStateStoreProvider
           Native.arenaCommit(made.handle)
           points = Map(step.version -> Native.arenaOrigin(made.handle))
         } else {
+          made.dropLog()
           files.read(path, Set(FrameKinds.Records)) { (_, payload) => apply(made, payload) }
         }
+        before = step.version
       }
       Native.arenaCommit(made.handle)
+      plan.steps.lastOption.filter(_.info.kind == FileKinds.Log).foreach { last =>
+        try Native.logComplete(made.log, last.info.keys)
+        catch {
+          case e: QuireNativeException if e.code == QuireNativeException.Corrupt =>
+            throw new QuireCheckpointException(
+              s"${files.deltaPath(last.version)} cannot be loaded with those before it: ${e.getMessage}", e)
+        }
+      }
+      if (conf.mode != CheckpointMode.Cec) made.dropLog()
       Loaded(
-        made, plan.line, if (base.number == 0) None else Some(base), points,
+        made, plan.line, if (base == Nothing) None else Some(base), points,
         plan.steps.collect {
-          case Step(version, info) if info.kind == FileKinds.Pages && info.since < version.number - 1 =>
+          case Step(version, info)
+              if info.kind == FileKinds.Pages && info.since > 0 && info.since < version.number - 1 =>
             version -> info.since
         }.toMap,
         LoadReport(fromFiles = true, deltasReplayed = plan.steps.size))
@@ -1022,6 +1101,9 @@ private[spark] object QuireStateStoreProvider {
   private val WriterWaitNanos = 60L * 1000000000L
   /** How many versions of its line a provider remembers; bases in it are safe to clean behind. */
   private val LineLength = 10000
+
+  /** What every store began with. */
+  private val Nothing = Version(0, None)
 
   /** Of a state that was not committed yet and grew out of nothing. */
   private val NoVersion = Version(-1, None)
@@ -1066,10 +1148,17 @@ private[spark] object QuireStateStoreProvider {
   /** A commit's file that has to be read. */
   case class Step(version: Version, info: CommitInfo)
 
-  /** The versions that lead to one, the oldest first, and the files to read; not whole if one lacks. */
-  case class Plan(line: Vector[Version], steps: Vector[Step], isWhole: Boolean) {
+  /**
+   * The versions that lead to one, the oldest first, and the files to read; not whole if one lacks.
+   * A run of logs starts with nothing.
+   */
+  case class Plan(
+      line: Vector[Version], steps: Vector[Step], isWhole: Boolean, isRun: Boolean = false) {
     def start: Version = line.head
   }
+
+  /** What a commit wrote; of pages also the version they start from, of a log what it holds. */
+  case class Changes(written: Written, pagesSince: Option[Long] = None, log: Option[LogSummary] = None)
 
   /** What a store's folder has, at one moment. */
   class Folder(files: CheckpointFiles, commits: Seq[CheckpointFile], baseFiles: Seq[CheckpointFile]) {
