@@ -378,6 +378,23 @@ def test_after_a_restart_the_target_is_reached_again(target, ordered):
         assert summary.since > before
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_versions_that_were_aborted_leave_no_trace(ordered):
+    """Neither in what is written again nor in the extent, though they had written every key."""
+    rng = random.Random(13)
+    with Store(1.5) as store, Store(1.5) as plain:
+        handles = [bulk(each, "m", ordered, random.Random(13)) for each in (store, plain)]
+        assert store.commit() == plain.commit()
+        for step in range(40):
+            change(handles[0], range(KEYS), rng, 0.1)
+            store.log.write(store.older, store.version + 1)
+            store.pm.abort()
+            for handle in handles:
+                change(handle, hot(random.Random(step), step), random.Random(step), 0.1)
+            assert store.commit() == plain.commit()
+            assert store.real_extent()[0] <= store.files.summaries[store.version].extent
+
+
 def test_a_smaller_target_is_reached_in_a_few_commits():
     rng = random.Random(7)
     with Store(8.0) as store:
