@@ -47,6 +47,7 @@ QUIRE = {"providerClass": "io.quire.spark.QuireStateStoreProvider"}
 PROVIDERS: dict[str, dict[str, str]] = {
     "quire": QUIRE,
     "quire-pages": QUIRE | {"quire.checkpointMode": "pages"},
+    "quire-cec": QUIRE | {"quire.checkpointMode": "cec"},
     "quire-auto": QUIRE | {"quire.checkpointMode": "auto"},
     "hdfs": {"providerClass": SPARKS_OWN + "HDFSBackedStateStoreProvider"},
     "rocksdb": ROCKSDB,
@@ -178,7 +179,7 @@ def estimate(case: Case) -> float:
     return start + per_million * case.size / 1e6
 
 
-MODES = ("quire", "quire-pages", "quire-auto")
+MODES = ("quire", "quire-pages", "quire-cec", "quire-auto")
 DURABLE = ("quire", "hdfs", "rocksdb-changelog")
 
 BENCHMARKS = (
@@ -221,7 +222,7 @@ BENCHMARKS = (
         "spark.restart",
         "a new provider loads a checkpoint: a full copy and five commits beyond it",
         restart,
-        {"provider": ("quire-pages", *DURABLE)},
+        {"provider": ("quire-pages", "quire-cec", *DURABLE)},
         (1_000_000,),
         (1_000_000, 5_000_000),
         size_unit="keys",

@@ -45,6 +45,7 @@ SEED = _seed()
 
 STORE = "spark.sql.streaming.stateStore."
 MODE = STORE + "quire.checkpointMode"
+MODES = ("delta", "pages", "cec", "auto")
 SCHEMA = "id LONG, key STRING, other LONG, value LONG, word STRING, ts TIMESTAMP"
 
 MAINTENANCE = 1

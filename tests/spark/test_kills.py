@@ -49,7 +49,9 @@ def test_a_driver_killed_again_and_again_loses_and_repeats_nothing(undisturbed, 
     while not ended:
         # At most one batch of each query further than before, so that there is always something left to kill.
         after, delay = rng.randrange(1, 3), rng.uniform(0, 0.5)
-        with processes.Driver(folder, QUIRE, names, conf={"slow": "4"}) as driver:
+        # In another checkpoint mode each time, which must find its way in what the ones before left.
+        mode = rng.choice(harness.MODES)
+        with processes.Driver(folder, QUIRE, names, conf={"slow": "4", harness.MODE: mode}) as driver:
             for words in driver.lines():
                 ended = words == ["end"]
                 after -= words[0] in names
