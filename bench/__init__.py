@@ -1,7 +1,7 @@
 """The microbenchmark suite: ``quire bench list | run | report | compare``.
 
-``data`` makes records, ``peers`` wraps the stores, ``core`` and ``spark`` hold the benchmarks, ``runner`` runs them,
-``report`` shows results.
+``data`` makes records, ``peers`` wraps the stores, ``core``, ``checkpoint`` and ``spark`` hold the benchmarks,
+``runner`` runs them, ``report`` shows results.
 """
 
 import argparse

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.bench import core, spark
+from quire.bench import checkpoint, core, spark
 from quire.bench.core import Benchmark, Case, Measurement
 from quire.bench.data import KEY_BYTES, RECORD_BYTES, VALUE_BYTES, ZIPF_EXPONENT
 from quire.bench.machine import machine, storage, versions
 from quire.bench.peers import MissingPeer
 
-BENCHMARKS = core.BENCHMARKS + spark.BENCHMARKS
+BENCHMARKS = core.BENCHMARKS + checkpoint.BENCHMARKS + spark.BENCHMARKS
 FORMAT = 1
 CASE_SECONDS_MAX = 3600
 START_SECONDS = 0.6  # of one process, imports included
@@ -82,8 +82,9 @@ def records(case: Case) -> int:
 
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
-    if case.benchmark.startswith("spark."):
-        return spark.estimate(case)
+    family = case.benchmark.partition(".")[0]
+    if family != "core":
+        return {"checkpoint": checkpoint, "spark": spark}[family].estimate(case)
     return START_SECONDS + records(case) * MICROSECONDS[case.peer.partition(":")[0]] / 1e6
 
 
