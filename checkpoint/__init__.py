@@ -1,9 +1,9 @@
 """What checkpoints are made of, and how to read them.
 
 ``delta`` is the changes between two states, ``pages`` the same as pages, ``cec`` a log of changes that needs no base;
-``container`` is the files they lie in, ``codecs`` what packs these; ``storage`` is where the files are, ``reader`` finds
-and loads the states of a query's checkpoint, and ``tools`` are the commands for it. ``manager`` writes checkpoints from
-Python, bases with the threads of ``io_service``.
+``container`` is the files they lie in, ``codecs`` what packs these; ``storage`` is where the files are, ``reader``
+finds and loads the states of a query's checkpoint, and ``tools`` are the commands for it. ``manager`` writes
+checkpoints from Python, bases with the threads of ``io_service``.
 """
 
 from quire.checkpoint import cec, codecs, container, delta, io_service, manager, pages, reader, storage, tools
@@ -30,6 +30,7 @@ __all__ = [
     "delta",
     "io_service",
     "manager",
+    "pages",
     "reader",
     "storage",
     "storage_for",

@@ -65,8 +65,8 @@ class Record:
     family   the map it belongs to, or that it makes (``FAMILY``) or drops (``DROP``).
     ordered  whether that is an ordered map; False for a dropped one, whatever it was.
     key      empty in records that name a family.
-    values   what the key has from then on, or has besides (``APPEND``); none in ``REMOVE``, ``PATCH`` and where a family is
-             named.
+    values   what the key has from then on, or has besides (``APPEND``); none in ``REMOVE``, ``PATCH`` and where a
+             family is named.
     patch    what is new in the key's value (``PATCH``); else None.
     """
 

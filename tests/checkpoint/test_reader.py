@@ -19,7 +19,7 @@ from pyarrow import fs
 from stores import CHANGES, Writer, frame_ends, loaded, sample
 
 import quire
-from quire.checkpoint import Checkpoint, Store, StoreId, Version, codecs, container, reader, storage
+from quire.checkpoint import Checkpoint, Store, StoreId, Version, codecs, container, delta, reader, storage
 from quire.checkpoint.container import FileKind, Frame, FrameKind
 
 REFUSED = (quire.CorruptError, quire.VersionError)

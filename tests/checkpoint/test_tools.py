@@ -86,6 +86,7 @@ def test_inspect_for_programs(folder, run):
         "files": 9,
         "bytes": sum(files.values()),
         "keys": 10,
+        "kind": "delta",
         "codec": "zstd",
         "page_size": 1024,
         "extent": {"files": 2, "bytes": files["6.qbase"] + files["7.qdelta"]},
@@ -99,7 +100,7 @@ def test_inspect_tells_what_it_cannot_tell(folder, run):
     (folder / "state/0/3/7.qdelta").write_bytes(b"QUIRECKP")
     code, out, err = run("inspect", folder)
     assert code == 1
-    assert out.splitlines()[2].split()[-4:] == ["?", "?", "1024", "?"]
+    assert out.splitlines()[2].split()[-5:] == ["?", "?", "?", "1024", "?"]
     assert "7.qdelta: it is truncated" in err and "5.qdelta is not there" in err
 
 
