@@ -6,8 +6,8 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
-from stores import CHANGES, FAMILIES, content, loaded
+from hypothesis import given
+from stores import FAMILIES, content, loaded
 
 import quire
 from quire.checkpoint import Checkpoint, Manager, io_service, manager, reader, storage, tools
@@ -76,51 +76,57 @@ class Run:
         self.newest = max(self.newest, len(self.states) - 1)
 
     def check(self):
-        if len(self.states) == 1:
+        """All versions that are to be kept, and all others that can be loaded."""
+        if self.newest == 0:
             return
         store = Checkpoint(self.folder).store(0, 0)
-        assert loaded(store) == self.states[-1]
-        for number in range(len(self.states)):
+        # Going back changes nothing before the next commit.
+        for version in store.versions():
             try:
-                found = loaded(store, number)
+                found = loaded(store, version.number)
             except quire.NotFoundError:
-                assert number < self.newest - self.RETAIN
+                assert version.number < self.newest - self.RETAIN
             else:
-                assert found == self.states[number], f"version {number}"
+                assert found == self.states[version.number], f"version {version}"
+        assert store.versions()[-1].number == len(self.states) - 1
         sound(self.folder)
 
 
-STEPS = st.one_of(
-    st.tuples(st.just("commit"), CHANGES),
-    st.tuples(st.just("commit"), CHANGES),
-    st.tuples(st.just("maintain"), st.booleans()),
-    st.tuples(st.just("open"), st.sampled_from(MODES)),
-    st.tuples(st.just("back"), st.sampled_from(MODES)),
-    st.tuples(st.just("abort"), CHANGES),
+# In a step: the mode of a new run (None: the old one goes on) and how far it goes back; batches, some of them empty;
+# whether maintain() is called then (True: beside the next step); whether pages are fewer bytes than records.
+SMALL = st.dictionaries(
+    st.tuples(st.sampled_from(sorted(FAMILIES)), st.sampled_from([b"a", b"b", b"c", b"d"])),
+    st.lists(st.sampled_from([b"", b"1", b"2" * 50, b"3" * 300]), max_size=2),
+    max_size=4,
+)
+STEP = st.tuples(
+    st.sampled_from([None, None, *MODES]),
+    st.integers(0, 2),
+    st.lists(SMALL, max_size=3),
+    st.sampled_from([None, False, False, True]),
+    st.booleans(),
 )
 
 
-@settings(deadline=None)
-@given(mode=st.sampled_from(MODES), steps=st.lists(STEPS, min_size=1, max_size=16), inline=st.booleans())
-def test_modes_in_any_order(mode, steps, inline):
+@given(steps=st.lists(STEP, min_size=4, max_size=12), inline=st.booleans())
+def test_modes_in_any_order(steps, inline):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(io_service, "INLINE_BYTES", 1 << 30 if inline else 1)
         patch.setattr(io_service, "FRAME_BYTES", 8 << 10)
         with contextlib.ExitStack() as stack:
             run = Run(folder, stack)
-            run.open(mode)
-            for step, argument in steps:
-                if step == "commit":
-                    run.commit(argument)
-                elif step == "maintain":
-                    run.checkpoint.maintain(background=argument)
-                elif step == "abort":
-                    change(run.pm, argument)
-                    run.pm.abort()
-                else:
-                    # The newest, or the one before, whose successors then go.
+            run.open(MODES[len(steps) % len(MODES)])
+            for mode, back, batches, maintain, pages_are_less in steps:
+                if mode is not None:
                     newest = len(run.states) - 1
-                    run.open(argument, newest - (step == "back" and newest > 0))
+                    run.open(mode, newest - min(back, newest, run.RETAIN) if run.newest == newest else None)
+                patch.setattr(manager.pages, "size", lambda pm, since, less=pages_are_less: 0 if less else 1 << 60)
+                for changes in batches:
+                    run.commit(changes)
+                if maintain is not None:
+                    run.checkpoint.maintain(background=maintain)
+                if not maintain:
+                    run.check()
         run.check()
 
 

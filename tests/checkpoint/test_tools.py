@@ -204,7 +204,7 @@ def test_verify_compares_bases_with_deltas(tmp_path, run):
     path = tmp_path / "state/0/3/6.qbase"
     path.write_bytes((tmp_path / "other/6.qbase").read_bytes())
     code, out, _ = run("verify", tmp_path, "--all")
-    assert code == 1 and "6.qbase: the deltas up to its version lead to another state" in out
+    assert code == 1 and "6.qbase: the commit files up to its version lead to another state" in out
 
 
 def test_verify_in_mid_cleaning(folder):
