@@ -318,18 +318,21 @@ class Examination:
         sound = True
         try:
             for file in line.files:
-                done = False
+                done = whole = False
                 with self._noting():
                     found = self._read(file)
                     if sound:
                         state = self._store.apply(state, file, found)
-                        self._check_keys(state, file, found, listing)
+                        # Logs that the line starts with hold every key of the later of these versions alone.
+                        whole = not (line.logs and found.header.kind == FileKind.LOG and found.since < line.first)
+                        if whole:
+                            self._check_keys(state, file, found, listing)
                     else:
                         self._store.records(file, found)
                     done = True
                 sound = sound and done
                 base = listing.bases.get(file.version)
-                if sound and self._every_file and base not in (None, line.base):
+                if sound and whole and self._every_file and base not in (None, line.base):
                     self._look_at(base, state)
             if sound:
                 with self._noting():
