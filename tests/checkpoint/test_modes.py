@@ -1,16 +1,31 @@
 """All modes, one after the other on the same folder: every version that can be loaded is what the model says it is."""
 
 import contextlib
+import io
 import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from stores import FAMILIES, content, loaded
+from pyarrow import fs
+from stores import FAMILIES, Writer, content, loaded
 
 import quire
-from quire.checkpoint import Checkpoint, Manager, io_service, manager, reader, storage, tools
+from quire.checkpoint import (
+    Checkpoint,
+    Manager,
+    StoreId,
+    codecs,
+    container,
+    io_service,
+    manager,
+    reader,
+    storage,
+    tools,
+)
+from quire.checkpoint.container import FileKind
+from quire.checkpoint.delta import Op
 
 MODES = sorted(manager.MODES)
 
@@ -145,3 +160,280 @@ def test_from_one_mode_to_another_and_back(tmp_path, first, second):
                     run.checkpoint.maintain()
     run.check()
     assert len(names(tmp_path, "qdelta")) == 20
+
+
+# ------------------------------------------------------------------------------------------------ pages
+
+
+def test_pages_start_from_the_newest_that_is_there(tmp_path, monkeypatch):
+    """Bases, pages, or nothing; in auto over the deltas between."""
+    with contextlib.ExitStack() as stack:
+        run = Run(tmp_path, stack)
+        run.RETAIN = 50
+        run.open("auto")
+        store = Checkpoint(tmp_path)
+        since = []
+        for less, maintain in [(0, 0), (1, 0), (0, 0), (1, 0), (0, 1), (1, 0), (1, 0)]:
+            monkeypatch.setattr(manager.pages, "size", lambda pm, epoch, less=less: 0 if less else 1 << 60)
+            run.commit({("default", b"%d" % len(since)): [b"x"]})
+            if maintain:
+                run.checkpoint.maintain()
+            found = store.store()
+            since.append(found.end(found.listing().deltas[found.versions()[-1]])[1])
+    assert since == [0, 0, 0, 2, 0, 5, 6]
+    assert kinds(tmp_path) == [FileKind.PAGES if less in (1, 3, 5, 6) else FileKind.DELTA for less in range(7)]
+    run.check()
+    lines = [[file.version.number for file in found.line(number).files] for number in range(1, 8)]
+    assert lines == [[1], [2], [2, 3], [2, 4], [5], [5, 6], [5, 6, 7]]
+
+
+def test_a_commit_that_changes_nothing_is_no_start(tmp_path):
+    """After a load its pages have the name that they had before."""
+    with contextlib.ExitStack() as stack:
+        run = Run(tmp_path, stack)
+        run.RETAIN = 50
+        for turn in range(3):
+            run.open("pages")
+            run.commit({})
+            run.commit({("default", b"%d" % turn): [b"x"]})
+            run.commit({})
+            run.check()
+            run.open("pages")
+            run.commit({})
+            run.checkpoint.maintain()
+            run.commit({("default", b"again %d" % turn): [b"x"]})
+            run.check()
+
+
+def test_no_base_of_the_pages_that_were_loaded(tmp_path):
+    """It would have other pages than those that later versions, which are there still, start from."""
+    with contextlib.ExitStack() as stack:
+        run = Run(tmp_path, stack)
+        run.open("pages")
+        for number in range(4):
+            run.commit({("default", b"%d" % number): [b"x"]})
+        for mode in MODES:
+            run.open(mode, 3)
+            run.checkpoint.maintain()
+            assert names(tmp_path, "qbase") == []
+            run.check()
+
+
+def test_cleaning_keeps_what_pages_leap_to(tmp_path, monkeypatch):
+    with contextlib.ExitStack() as stack:
+        run = Run(tmp_path, stack)
+        run.RETAIN = 1
+        run.open("auto")
+        monkeypatch.setattr(manager.pages, "size", lambda pm, epoch: 1 << 60)
+        run.commit({("default", b"a"): [b"x"]})
+        run.commit({("default", b"b"): [b"x"]})
+        run.checkpoint.maintain()
+        run.open("auto")
+        # Nothing changes, so that a base of 4 has the pages of 2: where pages start from, 2 stays.
+        for _ in range(4):
+            run.commit({})
+            run.checkpoint.maintain()
+        assert "2.qbase" in names(tmp_path) and "4.qbase" in names(tmp_path)
+        monkeypatch.setattr(manager.pages, "size", lambda pm, epoch: 0)
+        run.commit({("default", b"c"): [b"x"]})
+        for _ in range(2):
+            run.checkpoint.maintain()
+            run.check()
+            run.commit({("default", b"d"): [b"y"]})
+        run.check()
+
+
+def test_a_base_of_pages_is_mapped(tmp_path, monkeypatch):
+    images = []
+    from_image = quire.PageManager.from_image
+    monkeypatch.setattr(
+        quire.PageManager, "from_image", lambda image, **options: images.append(image) or from_image(image, **options)
+    )
+    with contextlib.ExitStack() as stack:
+        run = Run(tmp_path, stack)
+        run.open("pages")
+        for number in range(4):
+            run.commit({("default", b"%d" % number): [b"x" * 500]})
+            run.checkpoint.maintain()
+        older, image = names(tmp_path, "qimage")
+        assert older.startswith("2.") and image.startswith("4.") and "1.qdelta" not in names(tmp_path)
+        run.open("delta")
+        assert images == [str(tmp_path / "state/0/0" / image)]
+        # Elsewhere it is read like any other.
+        elsewhere = Checkpoint(tmp_path, fs.LocalFileSystem()).store()
+        images.clear()
+        assert loaded(elsewhere) == run.states[-1] and isinstance(images[0], bytearray)
+        # It goes when nothing needs it any more.
+        run.open("pages")
+        for number in range(6):
+            run.commit({("default", b"%d" % number): [b"y"]})
+            run.checkpoint.maintain()
+        assert image not in names(tmp_path)
+        # What a writer left that was killed, too.
+        for left in ("3.5eed.qimage", ".3.5eed.qimage.1234.tmp"):
+            (tmp_path / "state/0/0" / left).write_bytes(b"x")
+        run.checkpoint.maintain()
+        assert not any("5eed" in name for name in names(tmp_path))
+        run.check()
+
+
+# ------------------------------------------------------------------------------------------------ logs
+
+
+def test_a_log_needs_no_base(tmp_path):
+    """Files before the extent of the oldest version that is kept are gone, and the extent holds."""
+    with contextlib.ExitStack() as stack:
+        run = Run(tmp_path, stack)
+        run.open("cec")
+        run.commit({("default", b"%d" % key): [b"first"] for key in range(100)})
+        for number in range(60):
+            if number % 7 == 3:
+                run.open("cec")
+            run.commit({("default", b"%d" % (key % 20)): [b"%d" % number] for key in range(number, number + 10)})
+            run.checkpoint.maintain()
+        run.check()
+    assert names(tmp_path, "qbase") == [] and set(kinds(tmp_path)) == {FileKind.LOG}
+    assert len(names(tmp_path, "qdelta")) < 25 and "1.qdelta" not in names(tmp_path)
+    store = Checkpoint(tmp_path).store()
+    line = store.line()
+    assert line.base is None and line.logs and line.first == store.end(line.deltas[-1])[1]
+    missing = line.deltas[0]
+    Path(missing.path).unlink()
+    with pytest.raises(quire.NotFoundError, match=rf"{missing.version}\.qdelta is not there"):
+        store.load()
+
+
+def test_a_log_on_a_state_from_elsewhere(tmp_path):
+    """Where a base was made of a version of a log, the log that goes on has a delta between."""
+    with contextlib.ExitStack() as stack:
+        run = Run(tmp_path, stack)
+        run.RETAIN = 50
+        run.open("cec")
+        for number in range(3):
+            run.commit({("default", b"%d" % number): [b"x"]})
+        run.open("delta")
+        run.checkpoint.maintain()
+        assert names(tmp_path, "qbase") == ["3.qbase"]
+        run.open("cec")
+        for number in range(3, 6):
+            run.commit({("default", b"%d" % number): [b"x"]})
+            run.check()
+    log, plain = FileKind.LOG, FileKind.DELTA
+    assert kinds(tmp_path) == [log, log, log, plain, log, log]
+
+
+def test_a_log_with_too_few_keys_is_refused(tmp_path):
+    with Manager(tmp_path, mode="cec") as checkpoint, checkpoint.load() as pm:
+        for number in range(2):
+            put(pm, **{str(number): "x"})
+            checkpoint.commit(pm)
+    path = tmp_path / "state/0/0/2.qdelta"
+    found = container.read(io.BytesIO(path.read_bytes()), codecs.decompress)
+    for keys, since in ((3, 1), (2, 2)):
+        file = io.BytesIO()
+        container.write(file, found.header, found.frames, keys, codecs.compress, since)
+        path.write_bytes(file.getvalue())
+        with pytest.raises(quire.CorruptError, match=r"2\.qdelta: the log gave \d keys where its last version says"):
+            Checkpoint(tmp_path).store().load()
+        (problem,) = tools.examine(Checkpoint(tmp_path).store(), False, lambda count: None).problems
+        assert "2.qdelta: the state has" in problem
+
+
+# ------------------------------------------------------------------------------------------------ all modes
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_changes_are_told_whole(tmp_path, mode):
+    with Manager(tmp_path, mode=mode, extent_target=1.1) as checkpoint, checkpoint.load() as pm:
+        put(pm, a="1", b="2" * 100, c="3", d="4")
+        checkpoint.commit(pm)
+        put(pm, b="2" * 99 + "x", e="5")
+        del pm.map("default")[b"c"]
+        pm.ordered_map("sorted").append(b"k", b"v")
+        pm.ordered_map("sorted").append(b"k", b"w")
+        checkpoint.commit(pm)
+        found = {(r.family, r.key): r for r in checkpoint.store.changes() if r.key}
+        assert {place: record.values for place, record in found.items()} == {
+            ("default", b"b"): (b"2" * 99 + b"x",),
+            ("default", b"c"): (),
+            ("default", b"e"): (b"5",),
+            ("sorted", b"k"): (b"v", b"w"),
+        }
+        assert found["default", b"c"].op == Op.REMOVE and found["sorted", b"k"].ordered
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_versions_with_ids(tmp_path, mode, monkeypatch):
+    """Each has one once the first has, and names its parent's; pages find where they start through them."""
+    monkeypatch.setattr(manager.pages, "size", lambda pm, epoch: (pm.epoch % 3) << 60)
+    with Writer(tmp_path / "state/0/0", StoreId(0, 0), ids=True) as writer:
+        writer.commit({("default", b"a"): [b"x"]})
+    states = {1: {"default": {b"a": [b"x"]}}}
+    for _ in range(3):
+        with Manager(tmp_path, mode=mode, bases_every=3, retain=3) as checkpoint, checkpoint.load() as pm:
+            for _ in range(4):
+                put(pm, **{str(checkpoint.version): "y"})
+                states[checkpoint.commit(pm)] = content(pm)
+                checkpoint.maintain()
+    store = Checkpoint(tmp_path).store()
+    assert all(version.id for version in store.versions())
+    for number in range(10, 14):
+        assert loaded(store, number) == states[number]
+    sound(tmp_path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_commit_that_fails_is_made_again(tmp_path, mode):
+    class Faulty(storage.LocalStorage):
+        failing = 0
+
+        def write_atomic(self, path, data, *, replace=False):
+            if path.endswith("qdelta") and self.failing:
+                self.failing -= 1
+                raise quire.IOFailedError("broken")
+            super().write_atomic(path, data, replace=replace)
+
+    faulty = Faulty()
+    states = {}
+    with Manager(tmp_path, mode=mode, bases_every=3, storage=faulty) as checkpoint, checkpoint.load() as pm:
+        for number in range(1, 9):
+            put(pm, **{str(number % 3): str(number)})
+            faulty.failing = number % 3
+            for _ in range(number % 3):
+                with pytest.raises(quire.IOFailedError):
+                    checkpoint.commit(pm)
+                if number % 2:
+                    pm.abort()
+                    put(pm, other=str(number))
+            states[number] = content(pm)
+            assert checkpoint.commit(pm) == number
+            checkpoint.maintain()
+    store = Checkpoint(tmp_path).store()
+    assert {number: loaded(store, number) for number in states} == states
+    sound(tmp_path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_no_mode_can_hold_is_refused(tmp_path, mode):
+    with Manager(tmp_path, mode=mode) as checkpoint, checkpoint.load() as pm:
+        pm.list("events").append(b"x")
+        with pytest.raises((quire.InvalidError, quire.MismatchError), match="'events' is"):
+            checkpoint.commit(pm)
+        pm.abort()
+        put(pm, a="1")
+        assert checkpoint.commit(pm) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_inspect_tells_the_kind(tmp_path, mode):
+    with Manager(tmp_path, mode=mode) as checkpoint, checkpoint.load() as pm:
+        put(pm, a="1")
+        checkpoint.commit(pm)
+    found = tools.summary(Checkpoint(tmp_path).store())
+    assert found.kind == {"cec": "log", "auto": "delta"}.get(mode, mode) and found.keys == 1
+
+
+def test_extent_targets_that_make_no_sense(tmp_path):
+    for target in (1, 0, -3, True, "2", float("nan"), float("inf"), None):
+        with pytest.raises(quire.InvalidError, match=r"extent_target .*: give a number greater than 1"):
+            Manager(tmp_path, mode="cec", extent_target=target)
