@@ -44,7 +44,7 @@ class FrameKind(IntEnum):
 class FileHeader:
     """Whose state a file holds, of which version, and what it builds on.
 
-    page_bytes     of the arena that a base was written from; 0 in deltas.
+    page_bytes     of the arena that a base or pages were written from; 0 in deltas and logs.
     flags          1: each value has a checksum of its own behind it.
     id, parent_id  unique names of the two versions, where Spark gives them; else empty.
     codec          what packs the frames; empty: nothing does.
@@ -80,13 +80,16 @@ class CheckpointFile:
     """A file as ``read`` found it.
 
     keys   how many the state has that it leads to.
-    since  of a log: the oldest version that holds the newest trace of a key; else 0.
+    since  of a log: the oldest version that holds the newest trace of a key; of pages: the version that they start
+           from; else 0.
+    image  of a base whose image is a local file of its own: its path, if it is to be mapped.
     """
 
     header: FileHeader
     frames: list[Frame]
     keys: int
     since: int = 0
+    image: str | None = None
 
 
 @dataclass(frozen=True)

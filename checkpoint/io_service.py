@@ -1,10 +1,10 @@
 """Writes bases beside the program: an image is cut into frames, which several threads pack and write to parts.
 
 The snapshot gives the image's bytes from front to back (docs/format.md). A base of fewer than ``INLINE_BYTES`` is one
-file. A larger one is spread over as many parts as there are writers, frame by frame in turn; the base file, which names
-them, comes last, so that nothing refers to what is not durable yet. Parts have a random token in their names: two
-writers never touch the same file, and what a writer leaves that failed, was cancelled or was killed belongs to no base
-and is removed by cleaning.
+file. A larger one is spread over as many parts as there are writers, frame by frame in turn; one that is to be mapped
+has one part, the image as it is. The base file, which names the parts, comes last, so that nothing refers to what is
+not durable yet. Parts have a random token in their names: two writers never touch the same file, and what a writer
+leaves that failed, was cancelled or was killed belongs to no base and is removed by cleaning.
 
 Memory: the frames that are on their way take ``WINDOW_BYTES`` at the most; the snapshot waits meanwhile.
 """
@@ -55,13 +55,17 @@ def image_bytes(start: Any) -> int:
 
 @dataclass(frozen=True)
 class BaseFile:
-    """What is to be written as a base: where to, with which header, for a state of so many keys."""
+    """What is to be written as a base: where to, with which header, for a state of so many keys.
+
+    mapped: its image is to be a file of its own, which whoever loads it can map.
+    """
 
     storage: Storage
     folder: str
     name: str
     header: FileHeader
     keys: int
+    mapped: bool = False
 
 
 class Job:
@@ -222,7 +226,7 @@ class BaseWriter:
         self._job.check()
         if not self._job.bytes_total:
             self._job.began(image_bytes(piece))
-            if self._job.bytes_total >= INLINE_BYTES:
+            if self._file.mapped or self._job.bytes_total >= INLINE_BYTES:
                 self._parts = PartWriters(self._file, self._job, self._writers, self._pool)
         self._buffer += piece
         while len(self._buffer) >= FRAME_BYTES:
@@ -242,11 +246,11 @@ class PartWriters:
     """The parts of one base, each written by a thread of its own from a queue of frames."""
 
     def __init__(self, file: BaseFile, job: Job, count: int, pool: ThreadPoolExecutor) -> None:
-        count = min(count, -(-job.bytes_total // FRAME_BYTES))
+        count = 1 if file.mapped else min(count, -(-job.bytes_total // FRAME_BYTES))
         stem, token = file.name.rpartition(".")[0], secrets.token_hex(TOKEN_BYTES)
         self._file = file
         self._job = job
-        self._names = [f"{stem}.{token}.{number}.qpart" for number in range(count)]
+        self._names = [f"{stem}.{token}" + (".qimage" if file.mapped else f".{n}.qpart") for n in range(count)]
         self._sizes = [0] * count
         self._queues: list[queue.SimpleQueue[Frame | None]] = [queue.SimpleQueue() for _ in range(count)]
         self._window = threading.Semaphore(max(count, WINDOW_BYTES // FRAME_BYTES))
@@ -291,8 +295,9 @@ class PartWriters:
 
     def _write(self, number: int) -> None:
         file = self._file
+        share = self._share(number)
         header = replace(file.header, kind=FileKind.PART)
-        pieces = container.pieces(header, self._share(number), 0, compress)
+        pieces = (bytes(frame.data) for frame in share) if file.mapped else container.pieces(header, share, 0, compress)
         try:
             file.storage.write_atomic(join(file.folder, self._names[number]), self._counted(number, pieces))
             fault.point("part.done")

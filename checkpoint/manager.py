@@ -5,20 +5,20 @@ memory, so a failure leaves the last version as it was. Bases are written from a
 on. What is written for a commit is up to a ``Mode``; what a file needs to be read, the file itself tells.
 """
 
-import collections
 import hashlib
+import itertools
 import logging
+import math
 import os
 import re
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from quire.checkpoint import codecs, container, delta, fault
+from quire.checkpoint import cec, codecs, container, delta, fault, pages
 from quire.checkpoint.container import FileHeader, FileKind, Frame, FrameKind
 from quire.checkpoint.io_service import BaseFile, CancelledError, IOService, Job, Progress
 from quire.checkpoint.reader import (
@@ -28,6 +28,8 @@ from quire.checkpoint.reader import (
     SUFFIXES,
     Line,
     Listing,
+    Loaded,
+    Needs,
     Store,
     StoredFile,
     StoreId,
@@ -46,11 +48,11 @@ from quire.pagemgr.errors import (
 )
 from quire.structures import PageManager, Snapshot
 
-# How many versions a manager remembers as its own; bases among them are safe to clean behind.
-LINE_LENGTH = 10_000
 ROW_CHECKSUMS = 1
 # What writers that were killed leave: the hidden names of storage.py and of Spark.
-LEFTOVER = re.compile(r"\.(\d{1,18})(?:_[^.]+)?\.(?:[0-9a-f]{1,32}\.\d{1,6}\.)?(qdelta|qbase|qpart)\..*tmp(?:\.crc)?")
+LEFTOVER = re.compile(
+    r"\.(\d{1,18})(?:_[^.]+)?\.(?:[0-9a-f]{1,32}\.(?:\d{1,6}\.)?)?(qdelta|qbase|qpart|qimage)\..*tmp(?:\.crc)?"
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +68,24 @@ class Changes:
     frames: list[Frame]
     keys: int
     since: int = 0
+    page_bytes: int = 0
 
 
 class Mode(ABC):
-    """What is written for a commit. One object for each state that was loaded."""
+    """What is written for a commit. One object for each state that was loaded.
+
+    writes_bases  whether ``maintain()`` does.
+    maps_bases    whether these are to be mapped.
+    """
+
+    writes_bases = True
+    maps_bases = False
+
+    def __init__(self, loaded: Loaded, kind: FileKind | None, extent_target: float) -> None:  # noqa: B027
+        """kind: of the commit file of the version that was loaded, if it has one."""
 
     @abstractmethod
-    def write(self, pm: PageManager, older: Snapshot) -> Changes:
+    def write(self, pm: PageManager, older: Snapshot, version: int) -> Changes:
         """What leads from the last version, which the snapshot shows, to the state being written."""
 
     def committed(self) -> None:  # noqa: B027, not all modes keep something
@@ -81,17 +94,120 @@ class Mode(ABC):
     def forget(self) -> None:  # noqa: B027
         """What ``write`` gave last, if anything, came to nothing; it may be called again."""
 
+    def base_written(self, version: int, epoch: int) -> None:  # noqa: B027
+        """A base of a version is there, which was this epoch; called from another thread."""
+
+    @property
+    def start(self) -> int | None:
+        """The version that the next commit may start from, if that is another than the last."""
+        return None
+
+
+def records(kind: FileKind, payloads: list[bytes], keys: int, since: int = 0) -> Changes:
+    """Changes that are told record by record."""
+    return Changes(kind, [Frame(FrameKind.RECORDS, payload) for payload in payloads], keys, since)
+
 
 class DeltaMode(Mode):
     """Changed records."""
 
-    def write(self, pm: PageManager, older: Snapshot) -> Changes:
+    def write(self, pm: PageManager, older: Snapshot, version: int) -> Changes:
         """As Mode says."""
-        frames = [Frame(FrameKind.RECORDS, payload) for payload in delta.write(pm, older)]
-        return Changes(FileKind.DELTA, frames, sum(counted_keys(pm)))
+        return records(FileKind.DELTA, delta.write(pm, older), sum(counted_keys(pm)))
 
 
-MODES: dict[str, Callable[[], Mode]] = {"delta": DeltaMode}
+class PagesMode(Mode):
+    """Changed pages, from the newest version on whose very pages the checkpoint can give back."""
+
+    maps_bases = True
+
+    def __init__(self, loaded: Loaded, kind: FileKind | None, extent_target: float) -> None:
+        self._pm = loaded.state
+        self._origin = pages.origin(loaded.state)
+        self._lock = threading.Lock()  # around _point: a version and its epoch
+        self._point = (loaded.origin, self._origin)
+        self._writing: int | None = None
+
+    def write(self, pm: PageManager, older: Snapshot, version: int) -> Changes:
+        """As Mode says."""
+        since, epoch = self._point
+        keys = sum(counted_keys(pm))
+        frames = [Frame(FrameKind.PAGES, payload) for payload in pages.write(pm, epoch)]
+        self._writing = version
+        return Changes(FileKind.PAGES, frames, keys, since, pm.page_size)
+
+    def committed(self) -> None:
+        """As Mode says."""
+        if self._writing is not None:
+            self._reached(self._writing, self._pm.epoch)
+        self._writing = None
+
+    def forget(self) -> None:
+        """As Mode says."""
+        self._writing = None
+
+    def base_written(self, version: int, epoch: int) -> None:
+        """As Mode says."""
+        self._reached(version, epoch)
+
+    def _reached(self, version: int, epoch: int) -> None:
+        """Pages can start from this version, unless it is the state that was loaded: that has its name already."""
+        with self._lock:
+            if epoch != self._origin and epoch != self._point[1]:
+                self._point = max(self._point, (version, epoch))
+
+    @property
+    def start(self) -> int | None:
+        """As Mode says."""
+        return self._point[0]
+
+
+class AutoMode(PagesMode):
+    """Changed records or changed pages, whichever are fewer bytes."""
+
+    maps_bases = False
+
+    def write(self, pm: PageManager, older: Snapshot, version: int) -> Changes:
+        """As Mode says."""
+        payloads = delta.write(pm, older)
+        if pages.size(pm, self._point[1]) < sum(map(len, payloads)):
+            return super().write(pm, older, version)
+        return records(FileKind.DELTA, payloads, sum(counted_keys(pm)))
+
+
+class CecMode(Mode):
+    """A log that needs no base."""
+
+    writes_bases = False
+
+    def __init__(self, loaded: Loaded, kind: FileKind | None, extent_target: float) -> None:
+        version = loaded.line.version.number
+        self._log = loaded.log or cec.Log(loaded.state, extent_target)
+        if loaded.log is None and version:
+            self._log.foreign(version)
+        # A log that says it begins in a version whose file is a log holds every key from there on. Where the state came
+        # from elsewhere all the same, a delta must lie between.
+        self._apart = loaded.log is None and kind == FileKind.LOG
+        self._writing = 0
+
+    def write(self, pm: PageManager, older: Snapshot, version: int) -> Changes:
+        """As Mode says."""
+        self._writing = version
+        if self._apart:
+            return records(FileKind.DELTA, delta.write(pm, older), sum(counted_keys(pm)))
+        payloads, summary = self._log.write(older, version)
+        return records(FileKind.LOG, payloads, summary.keys, summary.since)
+
+    def committed(self) -> None:
+        """As Mode says."""
+        if self._apart:
+            self._log.foreign(self._writing)
+            self._apart = False
+        else:
+            self._log.committed()
+
+
+MODES: dict[str, type[Mode]] = {"delta": DeltaMode, "pages": PagesMode, "cec": CecMode, "auto": AutoMode}
 
 
 # ---------------------------------------------------------------------------------------------------- the manager
@@ -103,6 +219,7 @@ class Pin:
     def __init__(self, version: Version, snapshot: Snapshot) -> None:
         self.version = version
         self.snapshot = snapshot
+        self.epoch = snapshot.epoch
         self._users = 1
         self._lock = threading.Lock()
 
@@ -126,10 +243,13 @@ class Manager:
 
     url          a folder: a path or URL as ``storage_for`` takes it. The files lie in ``state/<operator>/<partition>``
                  below it (and there in a folder of the store's name, unless that is "default"), as Spark has them.
-    mode         what a commit writes; the mode may change from one run to the next.
+    mode         what a commit writes: "delta", changed records; "pages", changed pages; "auto", whichever is less;
+                 "cec", a log that needs no base. The mode may change from one run to the next.
     codec        packs the files: lz4, zstd, snappy or "" for none.
     bases_every  after so many versions ``maintain()`` writes a base.
     retain       how many versions before the newest can still be loaded; ``maintain()`` removes older files.
+    extent_target
+                 in mode cec: how much of the log a restart may have to read, in multiples of the keys; more than 1.
     storage      where the url is a path: a ``Storage``, or a file system of pyarrow's.
 
     A program loads a state, changes it, and commits it, as often as it likes:
@@ -164,6 +284,7 @@ class Manager:
         codec: str = "lz4",
         bases_every: int = 10,
         retain: int = 100,
+        extent_target: float = 2.0,
         storage: Any = None,
     ) -> None:
         self._id = StoreId(_whole("operator", operator, 0), _whole("partition", partition, 0), _store_name(store))
@@ -172,16 +293,17 @@ class Manager:
         _known("codec", codec, codecs.COMPRESS)
         self._bases_every = _whole("bases_every", bases_every, 1)
         self._retain = _whole("retain", retain, 1)
+        self._extent_target = _more_than_one("extent_target", extent_target)
         self._storage, root = storage_for(url, storage)
         names = [STATE_FOLDER, str(operator), str(partition), *([] if store == DEFAULT_STORE else [store])]
         self._folder = join(root, "/".join(names))
         self._store = Store(self._storage, self._folder, self._id)
         self._service = IOService()
         self._closed = False
-        self._lock = threading.Lock()  # around what the job changes, too: _last_base, _line
+        self._lock = threading.Lock()  # around what the job changes, too: _last_base
         self._job: Job | None = None
         self._state: State | None = None
-        self._line: collections.deque[Version] = collections.deque(maxlen=LINE_LENGTH)
+        self._needs: dict[StoredFile, Needs] = {}  # of commit files, so that cleaning reads each once
         self._last_base = 0
 
     def __repr__(self) -> str:
@@ -237,21 +359,24 @@ class Manager:
         self._drop_state()
         listing = self._listing()
         if listing.files:
-            pm, line = self._store.load_with_line(version, id, repair=repair)
+            loaded = self._store.recover(version, id, repair=repair, extent_target=self._extent_target)
         else:
             self._refuse_others()
             if version not in (None, 0) or id is not None:
                 raise NotFoundError(f"{self._store.location} has no version {version}: it holds none at all")
-            pm, line = PageManager(), Line(Version(0), None, ())
+            loaded = Loaded(PageManager(), Line(Version(0), None, ()))
+        pm, line = loaded.state, loaded.line
         try:
-            flags = self._store.header(line.files[-1]).flags if line.files else 0
+            header = self._store.header(line.files[-1]) if line.files else None
             pm.commit()
-            self._state = State(pm, Pin(line.version, pm.snapshot()), self._make_mode(), flags)
+            commit = listing.deltas.get(line.version)
+            kind = None if commit is None else self._store.header(commit).kind
+            mode = self._make_mode(loaded, kind, self._extent_target)
+            self._state = State(pm, Pin(line.version, pm.snapshot()), mode, 0 if header is None else header.flags)
         except BaseException:
             pm.close()
             raise
         self._state.newer = any(found.number > line.version.number for found in listing.versions)
-        self._line.extend(file.version for file in line.files)
         self._last_base = line.base.version.number if line.base else 0
         fault.point("load.done")
         return pm
@@ -275,7 +400,7 @@ class Manager:
 
     def _drop_state(self) -> None:
         state, self._state = self._state, None
-        self._line.clear()
+        self._needs.clear()
         if state is not None:
             state.pin.release()
 
@@ -299,8 +424,8 @@ class Manager:
         fault.point("commit.start")
         parent, version = state.pin.version, state.next
         try:
-            changes = state.mode.write(pm, state.pin.snapshot)
-            header = self._header(changes.kind, version, parent, 0, state.flags)
+            changes = state.mode.write(pm, state.pin.snapshot, version.number)
+            header = self._header(changes.kind, version, parent, changes.page_bytes, state.flags)
             pieces = container.pieces(header, changes.frames, changes.keys, codecs.compress, changes.since)
             data = b"".join(pieces)
             fault.point("commit.packed")
@@ -321,8 +446,6 @@ class Manager:
         fault.point("commit.done")
         state.follow(pin)
         state.mode.committed()
-        with self._lock:
-            self._line.append(version)
         return version.number
 
     def _header(self, kind: FileKind, version: Version, parent: Version, page_bytes: int, flags: int) -> FileHeader:
@@ -371,6 +494,7 @@ class Manager:
             if file.version.number > number:
                 fault.point("drop.delete")
                 self._remove(file.path, hidden)
+        self._needs.clear()
         state.newer = False
 
     # ------------------------------------------------------------------------------------------------ maintenance
@@ -388,14 +512,16 @@ class Manager:
                 return self._job
             self._end_job(cancel=False)
         pin = state.pin.share()
-        due = pin.version.number - self._last_base >= self._bases_every
+        due = state.mode.writes_bases and pin.version.number - self._last_base >= self._bases_every
+        # The pages of others may start from the version that was loaded, and a base of it would have other ones.
+        due = due and not (pin.version == state.loaded and pin.epoch == state.origin != 0)
         page_bytes = state.pm.page_size if due else 0
 
         def work(job: Job) -> None:
             try:
                 if due:
-                    self._write_base(job, pin, page_bytes, state.flags)
-                self._clean(job, pin.version)
+                    self._write_base(job, pin, page_bytes, state)
+                self._clean(job, pin.version, state.mode.start)
             except BaseException as error:
                 if background and not isinstance(error, CancelledError):
                     log.warning("maintenance of %s failed, and will be tried again: %s", self._store.location, error)
@@ -425,45 +551,50 @@ class Manager:
                 pass  # logged, or raised by the call that waited for it
             self._job = None
 
-    def _write_base(self, job: Job, pin: Pin, page_bytes: int, flags: int) -> None:
-        header = self._header(FileKind.BASE, pin.version, pin.version, page_bytes, flags)
+    def _write_base(self, job: Job, pin: Pin, page_bytes: int, state: "State") -> None:
+        header = self._header(FileKind.BASE, pin.version, pin.version, page_bytes, state.flags)
         name = f"{pin.version}.{SUFFIXES[FileKind.BASE]}"
-        file = BaseFile(self._storage, self._folder, name, header, sum(counted_keys(pin.snapshot)))
+        mapped = state.mode.maps_bases and self._storage.local_path(self._folder) is not None
+        file = BaseFile(self._storage, self._folder, name, header, sum(counted_keys(pin.snapshot)), mapped)
         self._service.write_base(job, file, pin.snapshot)
+        state.mode.base_written(pin.version.number, pin.epoch)
         with self._lock:
             self._last_base = max(self._last_base, pin.version.number)
 
-    def _clean(self, job: Job, latest: Version) -> None:
+    def _clean(self, job: Job, latest: Version, start: int | None) -> None:
         """Removes what no version from ``latest - retain`` on needs, and what writers left that did not finish.
 
-        Parts without a base may be somebody's work in progress while they are not older than the newest base.
+        start: a version that the next commit may start from. Parts without a base may be somebody's work in progress
+        while they are not older than the newest base.
         """
         listing = self._listing()
-        with self._lock:
-            ours = set(self._line)
-        bases = [
-            file
-            for version, file in sorted(listing.bases.items())
-            if version.number <= latest.number and (not version.id or version in ours)
-        ]
-        if not bases:
+        if not listing.files:
             return
-        earliest = latest.number - self._retain
-        first = max((base.version.number for base in bases if base.version.number <= earliest), default=0)
-        newest = bases[-1].version.number
+        listing.needs = self._needs
+        earliest = min(latest.number - self._retain, latest.number if start is None else start)
+        kept = list(itertools.takewhile(lambda v: v.number >= earliest, self._store.ancestors(listing, latest)))
+        first = min((self._first_needed(listing, version) for version in kept), default=0)
+        newest = max((version.number for version in kept if version in listing.bases), default=first)
         gone = [file.path for file in listing.files if file.version.number < first]
         older = [base for base in listing.bases.values() if first <= base.version.number < newest]
         gone += self._strays(listing, older, newest)
         hidden = self._hidden()
         for name in sorted(hidden):
             match = LEFTOVER.fullmatch(name)
-            if match and int(match[1]) < (newest if match[2] == "qpart" else first):
+            if match and int(match[1]) < (newest if match[2] in ("qpart", "qimage") else first):
                 gone.append(join(self._folder, name))
         for path in gone:
             job.check()
             fault.point("clean.delete")
             self._remove(path, hidden)
         fault.point("clean.done")
+
+    def _first_needed(self, listing: Listing, version: Version) -> int:
+        """The oldest version whose files one needs; itself, if it cannot be loaded anyway."""
+        try:
+            return next(self._store.lines_in(listing, version)).first
+        except (NotFoundError, CorruptError, VersionError):
+            return version.number
 
     def _hidden(self) -> set[str]:
         return {entry.name for entry in self._storage.list(self._folder) if entry.name.startswith(".")}
@@ -496,6 +627,7 @@ class Manager:
 class State:
     """What a manager has loaded, and goes on from.
 
+    loaded    the version that was loaded; origin: the epoch of the image or pages that it came from, if any.
     next      the version that the next commit makes, however many attempts it takes.
     newer     versions after the one loaded were there at the time.
     attempts  digests of what was written for the next version by commits that failed.
@@ -506,6 +638,7 @@ class State:
         self.pin = pin
         self.mode = mode
         self.flags = flags
+        self.loaded, self.origin = pin.version, pages.origin(pm)
         self.next = _after(pin.version)
         self.newer = False
         self.attempts: set[bytes] = set()
@@ -527,6 +660,12 @@ def _whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidError(f"{name} {value!r}: give a whole number from {least}")
     return value
+
+
+def _more_than_one(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 < value < math.inf:
+        raise InvalidError(f"{name} {value!r}: give a number greater than 1")
+    return float(value)
 
 
 def _store_name(name: Any) -> str:

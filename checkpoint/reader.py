@@ -1,7 +1,9 @@
 """Reads the checkpoints that Spark's side writes: which stores and versions there are, and the state of each.
 
-A version's state is a base with the deltas after it, its *line*. Queries may go on meanwhile: a file that is gone when
-it is opened, or a line with a gap, is looked for in a fresh listing a few times before it counts as missing.
+A version's state is a base, or nothing, with the commit files after it, its *line*. A commit file's header says what it
+holds, and so which files it needs (docs/checkpoint.md, "Loading a version"). Queries may go on meanwhile: a file that
+is gone when it is opened, or a line with a gap, is looked for in a fresh listing a few times before it counts as
+missing.
 """
 
 import contextlib
@@ -12,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from quire._native import lib
-from quire.checkpoint import container, delta, fault
+from quire.checkpoint import cec, container, delta, fault, pages
 from quire.checkpoint.codecs import decompress
 from quire.checkpoint.container import CheckpointFile, FileHeader, FileKind, Frame, FrameKind, Parts
 from quire.checkpoint.delta import Op, Record
@@ -30,14 +33,22 @@ from quire.pagemgr.errors import (
     QuireError,
     VersionError,
 )
-from quire.structures import Map, PageManager, Snapshot
+from quire.structures import Map, OrderedMap, PageManager, Snapshot
 
 DEFAULT_STORE = "default"
 SUFFIXES = {FileKind.DELTA: "qdelta", FileKind.BASE: "qbase"}
-FRAMES = {FileKind.DELTA: FrameKind.RECORDS, FileKind.BASE: FrameKind.IMAGE}
+# What a commit file, <version>.qdelta, may be by its header.
+COMMITS = (FileKind.DELTA, FileKind.PAGES, FileKind.LOG)
+FRAMES = {
+    FileKind.DELTA: FrameKind.RECORDS,
+    FileKind.PAGES: FrameKind.PAGES,
+    FileKind.LOG: FrameKind.RECORDS,
+    FileKind.BASE: FrameKind.IMAGE,
+}
 # Longer numbers are nobody's version.
 FILE_NAME = re.compile(r"(\d{1,18})(?:_([^.]+))?\.(qdelta|qbase)")
-PART_NAME = re.compile(r"(\d{1,18})(?:_([^.]+))?\.([0-9a-f]{1,32})\.(\d{1,6})\.qpart")
+PART_NAME = re.compile(r"(\d{1,18})(?:_([^.]+))?\.[0-9a-f]{1,32}\.(?:\d{1,6}\.qpart|qimage)")
+IMAGE_SUFFIX = ".qimage"
 PART_THREADS = 8
 # Column families that Spark keeps for itself; the counts of keys in checkpoints leave them out.
 INTERNAL_PREFIX = "$"
@@ -97,7 +108,7 @@ class StoreId:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a store, as its name tells of it. size: bytes."""
+    """A file of a store, as its name tells of it. kind: DELTA for all commit files; size: bytes."""
 
     path: str
     version: Version
@@ -107,24 +118,61 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Line:
-    """What makes up the state of a version: a base (None: nothing at all) and the deltas after it, oldest first."""
+    """What makes up the state of a version: a base (None: nothing at all) and commit files after it, oldest first.
+
+    deltas  the commit files to read; pages stand for the files between them and where they start from.
+    logs    the first of them are logs that hold all there is.
+    """
 
     version: Version
     base: StoredFile | None
     deltas: tuple[StoredFile, ...]
+    logs: bool = False
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
         """The files in the order in which they are read."""
         return self.deltas if self.base is None else (self.base, *self.deltas)
 
+    @property
+    def first(self) -> int:
+        """The number of the oldest version whose files are needed."""
+        return self.files[0].version.number if self.base is not None or self.logs else 0
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a commit file says that it needs. since: of pages the version they start from, of a log its extent's."""
+
+    kind: FileKind
+    parent: Version
+    since: int = 0
+
+
+@dataclass
+class Loaded:
+    """A state that was loaded, and what it was loaded from.
+
+    origin  the number of the version whose pages it still has where nothing changed: of a base or of pages; 0: none.
+    log     the log that it can go on with, if it was loaded from nothing but logs.
+    """
+
+    state: PageManager
+    line: Line
+    origin: int = 0
+    log: cec.Log | None = None
+
 
 class Listing:
-    """The files of a store at one moment. parts: of bases, or left by a writer that did not come to its base."""
+    """The files of a store at one moment. parts: of bases, or left by a writer that did not come to its base.
+
+    needs: what is known of the commit files.
+    """
 
     def __init__(self, files: list[StoredFile], parts: list[StoredFile]) -> None:
         self.files = files
         self.parts = parts
+        self.needs: dict[StoredFile, Needs] = {}
         self.deltas = {file.version: file for file in files if file.kind == FileKind.DELTA}
         self.bases = {file.version: file for file in files if file.kind == FileKind.BASE}
         self.versions = sorted({file.version for file in files})
@@ -141,6 +189,43 @@ def families(state: PageManager | Snapshot) -> dict[str, Map]:
 def counted_keys(state: PageManager | Snapshot) -> list[int]:
     """Keys in each family but Spark's own."""
     return [len(found) for name, found in families(state).items() if not name.startswith(INTERNAL_PREFIX)]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key that two states differ in: what it has in each, nothing where it is not there."""
+
+    family: str
+    key: bytes
+    older: list[bytes]
+    newer: list[bytes]
+
+    @property
+    def change(self) -> str:
+        """What became of it."""
+        return "removed" if not self.newer else "changed" if self.older else "added"
+
+
+def differences(older: PageManager, newer: PageManager, family: str | None = None) -> Iterator[Difference]:
+    """The keys that two states differ in, family by family; those removed come last.
+
+    >>> import quire
+    >>> with quire.PageManager() as one, quire.PageManager() as other:
+    ...     one.map("default").update({b"alice": b"1", b"bob": b"2"})
+    ...     other.map("default").update({b"alice": b"3", b"carol": b"4"})
+    ...     sorted((found.key, found.change) for found in differences(one, other))
+    [(b'alice', 'changed'), (b'bob', 'removed'), (b'carol', 'added')]
+    """
+    before, after = families(older), families(newer)
+    for name in sorted(before.keys() | after.keys() if family is None else {family}):
+        old, new = before.get(name), after.get(name)
+        for key in new or ():
+            was, values = old.get_all(key) if old is not None else [], new.get_all(key) if new is not None else []
+            if was != values:
+                yield Difference(name, key, was, values)
+        for key in old or ():
+            if new is None or key not in new:
+                yield Difference(name, key, old.get_all(key) if old is not None else [], [])
 
 
 def steadily(call: Callable[[], Result]) -> Result:
@@ -230,7 +315,7 @@ class Store:
         wanted = newest[0].number if number is None else number
         found = [v for v in listing.versions if v.number == wanted and id in (None, v.id)]
         if len(found) > 1 and len(newest) == 1:
-            line = self._ancestors(listing, newest[0])
+            line = self.ancestors(listing, newest[0])
             found = [v for v in line if v.number == wanted and v in found] or found
         if not found:
             there = f"{listing.versions[0]} to {listing.versions[-1]}"
@@ -240,23 +325,32 @@ class Store:
             raise InvalidError(f"{self.location} has several versions {wanted}: give the id of one: {ids}")
         return found[0]
 
-    def _ancestors(self, listing: Listing, version: Version) -> Iterator[Version]:
-        """The version and those it grew out of, newest first, as far as there are deltas."""
+    def ancestors(self, listing: Listing, version: Version) -> Iterator[Version]:
+        """The version and those it grew out of, newest first, as far as there are commit files."""
         while True:
             yield version
             found = listing.deltas.get(version)
             if found is None or version.number == 0:
                 return
-            version = self._parent(found)
+            version = self._parent(listing, found)
 
-    def _parent(self, file: StoredFile) -> Version:
-        if not file.version.id:
-            return Version(file.version.number - 1)
-        header = self.header(file)
-        return Version(header.parent_version, header.parent_id)
+    def _parent(self, listing: Listing, file: StoredFile) -> Version:
+        return self._needs(listing, file).parent if file.version.id else Version(file.version.number - 1)
+
+    def _needs(self, listing: Listing, file: StoredFile) -> Needs:
+        """What a commit file needs, by its header and its end."""
+        found = listing.needs.get(file)
+        if found is None:
+            header = self.header(file)
+            since = 0 if header.kind == FileKind.DELTA else self.end(file)[1]
+            if header.kind == FileKind.PAGES and since >= header.version:
+                raise CorruptError(f"{self.name_of(file)}: it says that its pages start from version {since}")
+            found = Needs(header.kind, Version(header.parent_version, header.parent_id), since)
+            listing.needs[file] = found
+        return found
 
     def line(self, version: int | None = None, id: str | None = None) -> Line:
-        """What a version is loaded from: its newest base, the deltas after it; ``NotFoundError`` names what lacks."""
+        """What a version is loaded from, from the newest start on; ``NotFoundError`` names what lacks."""
         return steadily(lambda: self._first_line(version, id))
 
     def _first_line(self, version: int | None, id: str | None) -> Line:
@@ -264,19 +358,60 @@ class Store:
         return next(self.lines_in(listing, self._resolve(listing, version, id)))
 
     def lines_in(self, listing: Listing, version: Version) -> Iterator[Line]:
-        """All that a version can be loaded from: from the newest base, from the one before, and so on."""
+        """All that a version can be loaded from: from the newest base, from the one before, and so on.
+
+        Logs that hold every key are a start like a base. Behind pages nothing will do but a base of the version that
+        they start from, or further pages.
+        """
         deltas: list[StoredFile] = []
-        found = False
-        for at in self._ancestors(listing, version):
+        damage: QuireError | None = None
+        found = behind_pages = False
+        extent: int | None = None  # where the logs begin that were met last, if nothing else lay between
+        at = version
+        while True:
             base = listing.bases.get(at)
             if base is not None or at.number == 0:
                 found = True
                 yield Line(version, base, tuple(reversed(deltas)))
-            if at in listing.deltas:
-                deltas.append(listing.deltas[at])
-            elif not found:
+            file = listing.deltas.get(at)
+            if at.number == 0 or (file is None and found):
+                return
+            if file is None:
                 missing = self._storage.display(join(self._path, f"{at}.{SUFFIXES[FileKind.DELTA]}"))
-                raise NotFoundError(f"{missing} is not there, and version {version} has no base newer than that")
+                what = f"{missing} is not there, and version {version} has no base newer than that"
+                raise NotFoundError(what) if damage is None else type(damage)(f"{damage}; {what}")
+            try:
+                needs = self._needs(listing, file)
+            except (CorruptError, VersionError) as error:
+                if at.id:
+                    raise
+                # Whoever reads the line will name it. It may be a delta.
+                damage = damage or error
+                needs = Needs(FileKind.DELTA, Version(at.number - 1))
+            if behind_pages and needs.kind != FileKind.PAGES:
+                if found:
+                    return
+                missing = self._storage.display(join(self._path, f"{at}.{SUFFIXES[FileKind.BASE]}"))
+                raise damage or NotFoundError(f"{missing} is not there, and the pages behind it need it")
+            deltas.append(file)
+            if needs.kind != FileKind.LOG:
+                extent = None
+            elif extent is None:
+                extent = needs.since
+            if extent == at.number:
+                found = True
+                yield Line(version, None, tuple(reversed(deltas)), logs=True)
+            behind_pages = needs.kind == FileKind.PAGES
+            at = self._start_of_pages(listing, at, needs.since) if behind_pages else self._parent(listing, file)
+
+    def _start_of_pages(self, listing: Listing, at: Version, since: int) -> Version:
+        """The version of a line that pages start from."""
+        if since == 0 or not at.id:
+            return Version(since)
+        for version in self.ancestors(listing, at):
+            if version.number == since:
+                return version
+        raise NotFoundError(f"{self.location}: version {at} needs version {since}, and what lies between is not there")
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -294,8 +429,12 @@ class Store:
 
     def keys(self, file: StoredFile) -> int:
         """How many keys the state has that the file leads to, from its last bytes. Bases may say 0 for any number."""
+        return self.end(file)[0]
 
-        def read() -> int:
+    def end(self, file: StoredFile) -> tuple[int, int]:
+        """What a file's last bytes say: the number of keys, and the oldest version that it needs."""
+
+        def read() -> tuple[int, int]:
             with self._storage.open(file.path) as stream:
                 if stream.seek(0, os.SEEK_END) < END_BYTES:
                     raise CorruptError("it is truncated")
@@ -303,13 +442,17 @@ class Store:
                 kind, _, stored = container._read_frame(stream)
             if kind != lib.QUIRE_FRAME_END or len(stored) != lib.QUIRE_FRAME_END_BYTES:
                 raise CorruptError("it does not end with an end frame")
-            return int(struct.unpack("<QQQQ", stored)[2])
+            _, _, keys, since = struct.unpack("<QQQQ", stored)
+            return int(keys), int(since)
 
         with self._naming(file):
             return self._read(file, read)
 
-    def read(self, file: StoredFile) -> CheckpointFile:
-        """A whole file, verified to the last byte; the image of a base that has parts is put together."""
+    def read(self, file: StoredFile, mapped: bool = False) -> CheckpointFile:
+        """A whole file, verified to the last byte; the image of a base that has parts is put together.
+
+        mapped: an image that is a local file of its own is named and not read.
+        """
 
         def read() -> CheckpointFile:
             with self._storage.open(file.path) as stream:
@@ -319,14 +462,17 @@ class Store:
                 if len(found.frames) != 1:
                     raise CorruptError(f"it has {len(found.frames)} frames, and one of them is a list of parts")
                 parts = Parts.decode(bytes(found.frames[0].data))
+                if mapped and (path := self._local_image(file, parts)) is not None:
+                    return replace(found, frames=[], image=path)
                 return replace(found, frames=[Frame(FrameKind.IMAGE, self._image(file, found.header, parts))])
             return found
 
         with self._naming(file):
             found = self._read(file, read)
-            wrong = [frame.kind for frame in found.frames if frame.kind != FRAMES[file.kind]]
+            wrong = [frame.kind for frame in found.frames if frame.kind != FRAMES[found.header.kind]]
             if wrong:
-                raise CorruptError(f"a {file.kind.name.lower()} has a frame of kind {wrong[0].name.lower()}")
+                kind = found.header.kind.name.lower()
+                raise CorruptError(f"a file of kind {kind} has a frame of kind {wrong[0].name.lower()}")
         return found
 
     def parts(self, base: StoredFile) -> tuple[str, ...]:
@@ -344,15 +490,33 @@ class Store:
         with self._naming(base):
             return self._read(base, read)
 
+    def _local_image(self, base: StoredFile, parts: Parts) -> str | None:
+        """The path of an image that can be mapped."""
+        name, size = parts.files[0]
+        path = self._storage.local_path(join(self._path, name))
+        if path is None or len(parts.files) != 1 or not name.endswith(IMAGE_SUFFIX):
+            return None
+        self._check_part(base, name)
+        with self._parts_of(base):
+            if not self._storage.exists(path):
+                raise NotFoundError(f"{path} is not there")
+        found = Path(path).stat().st_size
+        if found != size or found != parts.image_bytes:
+            raise CorruptError(f"its image {name} has {found} bytes, not the {size} that it says")
+        return path
+
+    def _check_part(self, base: StoredFile, name: str) -> None:
+        match = PART_NAME.fullmatch(name)
+        if match is None or _version(match) != base.version:
+            raise CorruptError(f"it names {name!r}, which is no part of it")
+
     def _image(self, base: StoredFile, header: FileHeader, parts: Parts) -> bytearray:
         """The image whose frames are spread over parts, which are read side by side."""
         image = bytearray(parts.image_bytes)
 
         def read(number: int) -> None:
             name, size = parts.files[number]
-            match = PART_NAME.fullmatch(name)
-            if match is None or _version(match) != base.version:
-                raise CorruptError(f"it names {name!r}, which is no part of it")
+            self._check_part(base, name)
             part = StoredFile(join(self._path, name), base.version, FileKind.PART, size)
             with self._naming(part):
                 retrying(lambda: self._read_part(part, header, parts, number, image), self.name_of(part))
@@ -360,20 +524,29 @@ class Store:
         with ThreadPoolExecutor(min(PART_THREADS, len(parts.files)), "quire-read") as pool:
             running = [pool.submit(read, number) for number in range(len(parts.files))]
             try:
-                for each in running:
-                    each.result()
-            except NotFoundError as error:
-                # If the base is still there, nobody cleaned both away.
-                if self._storage.exists(base.path):
-                    raise CorruptError(f"one of its parts is gone: {error}") from error
-                raise
+                with self._parts_of(base):
+                    for each in running:
+                        each.result()
             finally:
                 for each in running:
                     each.cancel()
         return image
 
+    @contextlib.contextmanager
+    def _parts_of(self, base: StoredFile) -> Iterator[None]:
+        """A part that is missing is damage if its base is there: nobody cleaned both away."""
+        try:
+            yield
+        except NotFoundError as error:
+            if self._storage.exists(base.path):
+                raise CorruptError(f"one of its parts is gone: {error}") from error
+            raise
+
     def _read_part(self, part: StoredFile, header: FileHeader, parts: Parts, number: int, image: bytearray) -> None:
         """Puts the frames of a part into the image; each must be there once and full."""
+        if part.path.endswith(IMAGE_SUFFIX):
+            self._read_image(part, parts, image)
+            return
         places = range(number * parts.frame_bytes, parts.image_bytes, len(parts.files) * parts.frame_bytes)
         frames = 0
 
@@ -400,6 +573,17 @@ class Store:
         if frames != len(places):
             raise CorruptError(f"it has {frames} frames, not the {len(places)} of its share")
 
+    def _read_image(self, part: StoredFile, parts: Parts, image: bytearray) -> None:
+        """The part that is the image itself."""
+        with self._storage.open(part.path) as stream:
+            count = stream.seek(0, os.SEEK_END)
+            if len(parts.files) != 1 or not count == part.size == parts.image_bytes:
+                raise CorruptError(f"it has {count} bytes: its base says {part.size}")
+            stream.seek(0)
+            image[:] = stream.read()
+        if len(image) != count:
+            raise CorruptError(f"it is truncated: {count - len(image)} more bytes must follow")
+
     def _read(self, file: StoredFile, read: Callable[[], Result]) -> Result:
         try:
             return retrying(read, self.name_of(file))
@@ -419,12 +603,13 @@ class Store:
 
     def _check_identity(self, file: StoredFile, header: FileHeader) -> None:
         found = (header.kind, Version(header.version, header.id), _store_of(header))
-        if found != (file.kind, file.version, self.id):
+        kinds = COMMITS if file.kind == FileKind.DELTA else (file.kind,)
+        if header.kind not in kinds or found[1:] != (file.version, self.id):
             raise CorruptError(
                 f"it holds the {header.kind.name.lower()} of version {found[1]} of {found[2]}, which is not what its "
                 f"name and place ({self.id}) say: the file was moved or renamed"
             )
-        if header.kind == FileKind.DELTA and header.parent_version != header.version - 1:
+        if header.kind in COMMITS and header.parent_version != header.version - 1:
             raise CorruptError(f"it says that version {found[1]} grew out of version {header.parent_version}")
 
     # ------------------------------------------------------------------------------------------------ states
@@ -447,21 +632,24 @@ class Store:
         ...         state.map("default")[b"alice"]
         b'1'
         """
-        return self.load_with_line(version, id, repair=repair)[0]
+        loaded = self.recover(version, id, repair=repair)
+        if loaded.log is not None:
+            loaded.log.close()
+        return loaded.state
 
-    def load_with_line(
-        self, version: int | None = None, id: str | None = None, *, repair: bool = False
-    ) -> tuple[PageManager, Line]:
-        """As ``load``, with what it was loaded from."""
-        return steadily(lambda: self._load(version, id, repair))
+    def recover(
+        self, version: int | None = None, id: str | None = None, *, repair: bool = False, extent_target: float = 2.0
+    ) -> Loaded:
+        """As ``load``, with what it was loaded from. extent_target: of the log, if the state comes with one."""
+        return steadily(lambda: self._load(version, id, repair, extent_target))
 
-    def _load(self, version: int | None, id: str | None, repair: bool) -> tuple[PageManager, Line]:
+    def _load(self, version: int | None, id: str | None, repair: bool, extent_target: float) -> Loaded:
         listing = self.listing()
         failure: QuireError | None = None
         try:
             for line in self.lines_in(listing, self._resolve(listing, version, id)):
                 try:
-                    return self.load_line(line), line
+                    return self._follow(line, extent_target)
                 except (CorruptError, VersionError) as error:
                     if not repair:
                         raise
@@ -472,49 +660,104 @@ class Store:
             raise failure from error
         raise failure or NotFoundError(f"{self.location} holds no version")
 
-    def load_line(self, line: Line) -> PageManager:
-        """The state that a line leads to."""
-        state: PageManager | None = None
+    def _follow(self, line: Line, extent_target: float) -> Loaded:
+        """The state that a line leads to, committed."""
+        loaded = Loaded(PageManager(), line, line.base.version.number if line.base else 0)
         try:
+            last: tuple[StoredFile, int] | None = None  # of the logs that hold all there is: the file, and its keys
+            if line.logs:
+                loaded.log = cec.Log(loaded.state, extent_target)
             for file in line.files:
                 fault.point("load.file")
-                state = self.apply(state, file, self.read(file))
-            state = state or PageManager()
-            state.commit()
+                found = self.read(file, mapped=True)
+                if loaded.log is not None and found.header.kind == FileKind.LOG:
+                    self._apply_log(loaded, file, found)
+                    last = file, found.keys
+                else:
+                    self._end_log(loaded, last)
+                    if loaded.log is not None:
+                        loaded.log.close()
+                        loaded.log = None
+                    loaded.state = self.apply(loaded.state, file, found)
+                    if found.header.kind == FileKind.PAGES:
+                        loaded.origin = file.version.number
+            self._end_log(loaded, last)
+            loaded.state.commit()
         except BaseException:
-            if state is not None:
-                state.close()
+            loaded.state.close()
             raise
+        return loaded
+
+    def _apply_log(self, loaded: Loaded, file: StoredFile, found: CheckpointFile) -> None:
+        """One version of a log that the state is loaded from: a commit for each, so that stamps follow versions."""
+        assert loaded.log is not None
+        with self._blaming(file):
+            for frame in found.frames:
+                loaded.log.apply(bytes(frame.data))
+            loaded.state.commit()
+            loaded.log.loaded(file.version.number)
+
+    def _end_log(self, loaded: Loaded, last: tuple[StoredFile, int] | None) -> None:
+        if loaded.log is not None and last is not None:
+            with self._blaming(last[0]):
+                loaded.log.complete(last[1])
+
+    @contextlib.contextmanager
+    def _blaming(self, file: StoredFile) -> Iterator[None]:
+        """All but a lack of memory comes of what the file says."""
+        try:
+            yield
+        except QuireError as error:
+            if isinstance(error, (NoMemoryError, LimitError, IOFailedError)):
+                raise
+            raise CorruptError(f"{self.name_of(file)}: {error}") from error
+
+    def apply(self, state: PageManager, file: StoredFile, found: CheckpointFile) -> PageManager:
+        """Does to a state what a file of its line says, and gives it back; or another one, and closes it.
+
+        A base makes a state of its own, and so may pages put on the empty state. Pages are committed, records are not.
+        After an error the state is of no use, and the caller's to close.
+        """
+        with self._blaming(file):
+            if file.kind == FileKind.BASE:
+                return self._from_base(state, file, found)
+            if found.header.kind == FileKind.PAGES:
+                return self._with_pages(state, found)
+            for frame in found.frames:
+                delta.apply(state, bytes(frame.data))
         return state
 
-    def apply(self, state: PageManager | None, file: StoredFile, found: CheckpointFile) -> PageManager:
-        """Does to a state what a file of its line says, and gives it back; a base makes a state of its own.
+    def _from_base(self, state: PageManager, file: StoredFile, found: CheckpointFile) -> PageManager:
+        images = [frame.data for frame in found.frames]
+        image = found.image or (images[0] if len(images) == 1 else b"".join(images))
+        made = PageManager.from_image(image, name=self.name_of(file))
+        if made.page_size != found.header.page_bytes:
+            made.close()
+            raise CorruptError(f"its image has pages of {made.page_size} bytes, not of {found.header.page_bytes}")
+        state.close()
+        return made
 
-        Nothing is committed. A state that was given stays the caller's to close, after an error, too.
-        """
+    def _with_pages(self, state: PageManager, found: CheckpointFile) -> PageManager:
         made = state
+        if found.since == 0 and state.page_size != found.header.page_bytes and not state.sets():
+            made = PageManager(page_size=found.header.page_bytes)
         try:
-            if file.kind == FileKind.BASE:
-                made = PageManager(page_size=found.header.page_bytes)
-                images = [frame.data for frame in found.frames]
-                made.load_bytes(images[0] if len(images) == 1 else b"".join(images))
-            else:
-                made = made or PageManager()
-                for frame in found.frames:
-                    delta.apply(made, bytes(frame.data))
-        except BaseException as error:
-            if made is not None and made is not state:
+            for frame in found.frames:
+                pages.apply(made, bytes(frame.data))
+            made.commit()
+        except BaseException:
+            if made is not state:
                 made.close()
-            # All but a lack of memory comes of what the file says.
-            if isinstance(error, QuireError) and not isinstance(error, (NoMemoryError, LimitError, IOFailedError)):
-                raise CorruptError(f"{self.name_of(file)}: {error}") from error
             raise
+        if made is not state:
+            state.close()
         return made
 
     def changes(self, version: int | None = None, id: str | None = None) -> list[Record]:
-        """What a version's delta says; ``NotFoundError`` for a version that is there as a base alone.
+        """What a version changed; ``NotFoundError`` for a version that is there as a base alone.
 
-        Values are whole: where the file has only what is new in some, the version's state is loaded for the rest.
+        Values are whole: where the file has only what is new in some, the version's state is loaded for the rest. Pages
+        tell of no records: the states before and after them are compared. What a log writes again is left out.
         """
         return steadily(lambda: self._changes(version, id))
 
@@ -523,14 +766,30 @@ class Store:
         wanted = self._resolve(listing, version, id)
         if wanted not in listing.deltas:
             raise NotFoundError(f"{self.location} has no delta of version {wanted}, which starts a line of its own")
-        found = self.records(listing.deltas[wanted], self.read(listing.deltas[wanted]))
-        if all(record.op != Op.PATCH for record in found):
-            return found
-        with self.load_line(next(self.lines_in(listing, wanted))) as state:
-            return [_whole(record, state) if record.op == Op.PATCH else record for record in found]
+        file = listing.deltas[wanted]
+        found = self.read(file)
+        if found.header.kind == FileKind.PAGES:
+            with (
+                self._state_in(listing, self._parent(listing, file)) as before,
+                self._state_in(listing, wanted) as after,
+            ):
+                return _compared(before, after)
+        records = [record for record in self.records(file, found) if record.op != Op.CHECK]
+        if all(record.op != Op.PATCH for record in records):
+            return records
+        with self._state_in(listing, wanted) as state:
+            return [_whole(record, state) if record.op == Op.PATCH else record for record in records]
+
+    def _state_in(self, listing: Listing, version: Version) -> PageManager:
+        loaded = self._follow(next(self.lines_in(listing, version)), 2.0)
+        if loaded.log is not None:
+            loaded.log.close()
+        return loaded.state
 
     def records(self, file: StoredFile, found: CheckpointFile) -> list[Record]:
-        """The records of a delta that was read, as they are in it."""
+        """The records of a delta or log that was read, as they are in it; none of pages."""
+        if found.header.kind == FileKind.PAGES:
+            return []
         with self._naming(file):
             return [record for frame in found.frames for record in delta.records(bytes(frame.data))]
 
@@ -543,6 +802,19 @@ def _whole(patch: Record, state: PageManager) -> Record:
     """A patch as a put of the value that the state has, which is the state after it: a delta names a key once."""
     family = state.ordered_map(patch.family) if patch.ordered else state.map(patch.family)
     return Record(Op.PUT, patch.family, patch.ordered, patch.key, (family[patch.key],))
+
+
+def _compared(before: PageManager, after: PageManager) -> list[Record]:
+    """What leads from one state to another, as a delta would say it."""
+    was, now = families(before), families(after)
+    ordered = {name: isinstance(found, OrderedMap) for name, found in {**was, **now}.items()}
+    records = [Record(Op.DROP, name, False) for name in sorted(was.keys() - now.keys())]
+    for name in sorted(now):
+        records.append(Record(Op.FAMILY, name, ordered[name]))
+        for found in differences(before, after, name):
+            op = Op.REMOVE if not found.newer else Op.PUT if len(found.newer) == 1 else Op.PUT_ALL
+            records.append(Record(op, name, ordered[name], found.key, tuple(found.newer)))
+    return records
 
 
 def _store_of(header: FileHeader) -> StoreId:

@@ -97,6 +97,10 @@ class Storage(ABC):
         """The path as people know it, for messages."""
         return path
 
+    def local_path(self, path: str) -> str | None:
+        """The path of a file that this machine can map; None where it cannot."""
+        return None
+
 
 def storage_for(
     location: str | os.PathLike[str], storage: "Storage | fs.FileSystem | None" = None
@@ -301,6 +305,10 @@ class LocalStorage(Storage):
     def delete(self, path: str) -> None:
         """As Storage says."""
         retrying(lambda: Path(path).unlink(missing_ok=True), path)
+
+    def local_path(self, path: str) -> str | None:
+        """As Storage says."""
+        return path
 
 
 # ---------------------------------------------------------------------------------------------------- pyarrow

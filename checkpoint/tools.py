@@ -24,6 +24,7 @@ from quire.checkpoint.reader import (
     StoredFile,
     Version,
     counted_keys,
+    differences,
     families,
     steadily,
 )
@@ -114,6 +115,7 @@ class Summary:
     """What inspect tells of a store.
 
     keys       of the newest version, by the end of its file; None if that is damaged.
+    kind       what the newest version's file holds: delta, pages, log or base; None if it is damaged.
     page_size  of the newest base; None if there is no base.
     extent     how many files, and with how many bytes, the newest version is loaded from; None if files are missing.
     """
@@ -127,6 +129,7 @@ class Summary:
     files: int
     bytes: int
     keys: int | None = None
+    kind: str | None = None
     codec: str | None = None
     page_size: int | None = None
     extent: dict[str, int] | None = None
@@ -158,7 +161,8 @@ def _summary(store: Store) -> Summary:
         bytes=sum(file.size for file in (*files, *listing.parts)),
     )
     with noting(found.problems, DAMAGE):
-        found.codec = store.header(last).codec
+        header = store.header(last)
+        found.kind, found.codec = header.kind.name.lower(), header.codec
         found.keys = store.keys(last)
     if bases:
         with noting(found.problems, DAMAGE):
@@ -201,7 +205,8 @@ def inspect(url: str, as_json: bool = False, storage: Any = None) -> int:
     return DAMAGED if problems else FINE
 
 
-HEADINGS = ["operator", "partition", "store", "versions", "bases", "files", "bytes", "keys", "codec", "page", "extent"]
+HEADINGS = ["operator", "partition", "store", "versions", "bases", "files", "bytes", "keys", "kind", "codec", "page"]
+HEADINGS += ["extent"]
 
 
 def _row(found: Summary) -> list[str]:
@@ -216,6 +221,7 @@ def _row(found: Summary) -> list[str]:
         str(found.files),
         as_size(found.bytes),
         unknown if found.keys is None else str(found.keys),
+        found.kind or unknown,
         unknown if found.codec is None else found.codec or "none",
         str(found.page_size or "-"),
         unknown
@@ -272,12 +278,23 @@ class Examination:
         for version in newest:
             with self._noting():
                 lines = self._store.lines_in(listing, version)
-                self._replay(list(lines)[-1] if self._every_file else next(lines), listing)
+                self._verdict.keys = self._replay(list(lines)[-1] if self._every_file else next(lines), listing)
         if self._every_file:
-            for file in listing.files:
-                if file not in self._seen:
-                    self._look_at(file)
+            self._look_at_others(listing)
         return self._verdict
+
+    def _look_at_others(self, listing: Listing) -> None:
+        """The files that the newest version does not need: along with what they need, or by themselves."""
+        for file in reversed(listing.files):
+            if file in self._seen:
+                continue
+            lines: list[Line] = []
+            with contextlib.suppress(NotFoundError, *DAMAGE):
+                lines = list(self._store.lines_in(listing, file.version))
+            if lines and file in lines[-1].files:
+                self._replay(lines[-1], listing)
+            else:
+                self._look_at(file)
 
     def _noting(self) -> contextlib.AbstractContextManager[None]:
         return noting(self._verdict.problems, self._damage)
@@ -292,32 +309,38 @@ class Examination:
             self._advance(sum(each.size for each in read))
         return self._store.read(file)
 
-    def _replay(self, line: Line, listing: Listing) -> None:
-        """Reads a line to its end, and goes on behind a damaged file to name all that are damaged."""
-        state: PageManager | None = None
+    def _replay(self, line: Line, listing: Listing) -> int | None:
+        """Reads a line to its end, and goes on behind a damaged file to name all that are damaged.
+
+        Gives the keys of the state that it leads to, if that is sound.
+        """
+        state = PageManager()
         sound = True
         try:
             for file in line.files:
-                done = False
+                done = whole = False
                 with self._noting():
                     found = self._read(file)
                     if sound:
                         state = self._store.apply(state, file, found)
-                        self._check_keys(state, file, found, listing)
+                        # Logs that the line starts with hold every key of the later of these versions alone.
+                        whole = not (line.logs and found.header.kind == FileKind.LOG and found.since < line.first)
+                        if whole:
+                            self._check_keys(state, file, found, listing)
                     else:
                         self._store.records(file, found)
                     done = True
                 sound = sound and done
                 base = listing.bases.get(file.version)
-                if sound and self._every_file and base not in (None, line.base):
+                if sound and whole and self._every_file and base not in (None, line.base):
                     self._look_at(base, state)
-            if sound and state is not None:
+            if sound:
                 with self._noting():
                     self._check_pages(state, line.version)
-                self._verdict.keys = sum(counted_keys(state))
+                return sum(counted_keys(state))
         finally:
-            if state is not None:
-                state.close()
+            state.close()
+        return None
 
     def _look_at(self, file: StoredFile, expected: PageManager | None = None) -> None:
         """A file by itself. expected: the state that a base must hold."""
@@ -326,11 +349,11 @@ class Examination:
             if file.kind == FileKind.DELTA:
                 self._store.records(file, found)
                 return
-            with self._store.apply(None, file, found) as state:
+            with self._store.apply(PageManager(), file, found) as state:
                 self._check_pages(state, file.version)
                 if expected is not None and next(differences(expected, state), None) is not None:
                     raise CorruptError(
-                        f"{self._store.name_of(file)}: the deltas up to its version lead to another state"
+                        f"{self._store.name_of(file)}: the commit files up to its version lead to another state"
                     )
 
     def _check_pages(self, state: PageManager, version: Version) -> None:
@@ -345,12 +368,15 @@ class Examination:
             # Not all bases count the keys; the delta of their version does.
             if counted is None:
                 return
+            if self._store.header(counted).kind == FileKind.LOG:
+                return
             keys = self._store.keys(counted)
-        if not keys_fit(state, keys):
+        # A log counts every key, those that Spark keeps for itself, too.
+        is_log = found.header.kind == FileKind.LOG
+        there = sum(map(len, families(state).values())) if is_log else sum(counted_keys(state))
+        if keys != there and (is_log or not keys_fit(state, keys)):
             name = self._store.name_of(file)
-            raise CorruptError(
-                f"{name}: the state has {sum(counted_keys(state))} keys, the end of its file says {keys}"
-            )
+            raise CorruptError(f"{name}: the state has {there} keys, the end of its file says {keys}")
 
 
 def examine(store: Store, every_file: bool, advance: Advance) -> Verdict:
@@ -406,43 +432,6 @@ def _scope(store: Store, every_file: bool) -> Iterable[StoredFile]:
 
 
 # ---------------------------------------------------------------------------------------------------- dump
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A key that two states differ in: what it has in each, nothing where it is not there."""
-
-    family: str
-    key: bytes
-    older: list[bytes]
-    newer: list[bytes]
-
-    @property
-    def change(self) -> str:
-        """What became of it."""
-        return "removed" if not self.newer else "changed" if self.older else "added"
-
-
-def differences(older: PageManager, newer: PageManager, family: str | None = None) -> Iterator[Difference]:
-    """The keys that two states differ in, family by family; those removed come last.
-
-    >>> import quire
-    >>> with quire.PageManager() as one, quire.PageManager() as other:
-    ...     one.map("default").update({b"alice": b"1", b"bob": b"2"})
-    ...     other.map("default").update({b"alice": b"3", b"carol": b"4"})
-    ...     sorted((found.key, found.change) for found in differences(one, other))
-    [(b'alice', 'changed'), (b'bob', 'removed'), (b'carol', 'added')]
-    """
-    before, after = families(older), families(newer)
-    for name in sorted(before.keys() | after.keys() if family is None else {family}):
-        old, new = before.get(name), after.get(name)
-        for key in new or ():
-            was, values = old.get_all(key) if old is not None else [], new.get_all(key) if new is not None else []
-            if was != values:
-                yield Difference(name, key, was, values)
-        for key in old or ():
-            if new is None or key not in new:
-                yield Difference(name, key, old.get_all(key) if old is not None else [], [])
 
 
 def as_text(data: bytes) -> str:

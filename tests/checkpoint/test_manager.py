@@ -791,9 +791,9 @@ def test_the_mode_is_told_what_became_of_it(tmp_path, monkeypatch):
     told = []
 
     class Telling(manager.DeltaMode):
-        def write(self, pm, older):
+        def write(self, pm, older, version):
             told.append("write")
-            return super().write(pm, older)
+            return super().write(pm, older, version)
 
         def committed(self):
             told.append("committed")

@@ -86,6 +86,7 @@ def test_inspect_for_programs(folder, run):
         "files": 9,
         "bytes": sum(files.values()),
         "keys": 10,
+        "kind": "delta",
         "codec": "zstd",
         "page_size": 1024,
         "extent": {"files": 2, "bytes": files["6.qbase"] + files["7.qdelta"]},
@@ -99,7 +100,7 @@ def test_inspect_tells_what_it_cannot_tell(folder, run):
     (folder / "state/0/3/7.qdelta").write_bytes(b"QUIRECKP")
     code, out, err = run("inspect", folder)
     assert code == 1
-    assert out.splitlines()[2].split()[-4:] == ["?", "?", "1024", "?"]
+    assert out.splitlines()[2].split()[-5:] == ["?", "?", "?", "1024", "?"]
     assert "7.qdelta: it is truncated" in err and "5.qdelta is not there" in err
 
 
@@ -203,7 +204,7 @@ def test_verify_compares_bases_with_deltas(tmp_path, run):
     path = tmp_path / "state/0/3/6.qbase"
     path.write_bytes((tmp_path / "other/6.qbase").read_bytes())
     code, out, _ = run("verify", tmp_path, "--all")
-    assert code == 1 and "6.qbase: the deltas up to its version lead to another state" in out
+    assert code == 1 and "6.qbase: the commit files up to its version lead to another state" in out
 
 
 def test_verify_in_mid_cleaning(folder):
