@@ -2,12 +2,16 @@
 
 import os
 import random
+import struct
 
 import pytest
 from spark import harness, workloads
 from spark.harness import MODE, QUIRE, STORE
 
+from quire.checkpoint import Checkpoint, container
+
 MODES = ["pages", "cec", "auto"]
+ROW = struct.Struct("<qq")  # one LONG as an UnsafeRow: null bits, value
 # All families that need order, several values a key, timers: what an aggregation does not have.
 CHOSEN = [
     next(w for w in workloads.AGGREGATIONS if w.name == "by key" and w.variant == "ids"),
@@ -21,8 +25,6 @@ if os.environ.get("QUIRE_OPERATORS") == "all":
 
 def commit_kinds(checkpoint):
     """The kinds of the commit files of each store, in the order of versions."""
-    from quire.checkpoint import container
-
     found = {}
     for path in checkpoint.glob("state/0/*/*.qdelta"):
         with path.open("rb") as file:
@@ -67,10 +69,19 @@ def test_the_mode_may_change_with_every_start(spark, peer, folder, ids):
     assert {"DELTA", "LOG", "PAGES"} <= used
 
 
+def by_python(checkpoint, version):
+    """The state of a version as Python reads it: rows of one long."""
+    found = {}
+    for store in Checkpoint(checkpoint).stores():
+        with store.load(version) as state:
+            found |= {ROW.unpack(key)[1]: ROW.unpack(value)[1] for key, value in state.map("default").items()}
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_versions_and_changes_can_be_read_in_every_mode(spark, folder, mode):
-    """State, and what changed in it, batch by batch, through Spark's own reader."""
+    """State, and what changed in it, batch by batch, through Spark's own reader and from Python."""
     rows = [{n % 7: n for n in range(7 * batch, 7 * batch + 5)} for batch in range(6)]
     state, states, changes = {}, [], []
     schema = "key LONG, value LONG"
@@ -93,6 +104,8 @@ def test_versions_and_changes_can_be_read_in_every_mode(spark, folder, mode):
             reader = spark.read.format("statestore").option("batchId", number)
             found = reader.load(str(folder / "checkpoint")).select("key.key", "value.*")
             assert dict(map(tuple, found.collect())) == expected
+        for number, expected in enumerate(states):
+            assert by_python(folder / "checkpoint", number + 1) == expected
         reader = spark.read.format("statestore").option("readChangeFeed", True).option("changeStartBatchId", 0)
         feed = reader.load(str(folder / "checkpoint"))
         found = feed.select("batch_id", "change_type", "key.key", "value.*").collect()
