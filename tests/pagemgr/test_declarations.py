@@ -14,7 +14,8 @@ PAIRS = {
     "structures/structures.cdef.h": ["structures/record.h", "structures/kv.h", "structures/sequence.h"],
     "structures/rowcodec.cdef.h": ["structures/rowcodec.h"],
     "checkpoint/checkpoint.cdef.h": [
-        *("checkpoint/container.h", "checkpoint/delta.h", "checkpoint/pages.h", "checkpoint/cec.h", "checkpoint/xxhash32.h"),
+        *("checkpoint/container.h", "checkpoint/delta.h", "checkpoint/pages.h", "checkpoint/cec.h"),
+        "checkpoint/xxhash32.h",
     ],
     "statestore/family.cdef.h": ["statestore/family.h"],
 }
