@@ -274,6 +274,7 @@ class Arena(Face):
     """An arena of pages: opening, committing, snapshots, sets. ``quire.PageManager`` is this with structures."""
 
     _snapshot_class: type[ArenaSnapshot] = ArenaSnapshot
+    _pointer: Any
 
     def __init__(
         self,
@@ -294,7 +295,7 @@ class Arena(Face):
         """An arena that is not open yet, and how to open it."""
         # What _out holds must be closed; _pointer is the same while calls are let in, else None.
         self._out: Any = ffi.new("quire_arena **")
-        self._pointer: Any = None
+        self._pointer = None
         self._lock = threading.RLock()
         self._gate = Gate()
         self._closing = threading.RLock()
