@@ -82,9 +82,10 @@ def records(case: Case) -> int:
 
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
-    family = case.benchmark.partition(".")[0]
-    if family != "core":
-        return {"checkpoint": checkpoint, "spark": spark}[family].estimate(case)
+    if case.benchmark.startswith("checkpoint."):
+        return checkpoint.estimate(case)
+    if case.benchmark.startswith("spark."):
+        return spark.estimate(case)
     return START_SECONDS + records(case) * MICROSECONDS[case.peer.partition(":")[0]] / 1e6
 
 
