@@ -1,9 +1,11 @@
 package io.quire.spark
 
-import java.io.{ByteArrayOutputStream, DataOutputStream, IOException, OutputStream}
+import java.io.IOException
 import java.nio.{ByteBuffer, ByteOrder}
 import java.nio.charset.StandardCharsets.UTF_8
 import java.util.UUID
+
+import scala.util.control.NonFatal
 
 import org.apache.hadoop.fs.Path
 
@@ -153,11 +155,7 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
     }
   }
 
-  /**
-   * The arena of a base.
-   *
-   * @param open makes room for an image of so many bytes under a name
-   */
+  /** The arena of a base. */
   def load(base: Version, budget: Long): Arena = {
     val path = files.basePath(base)
     val inline = new OffHeap(1 << 20)
@@ -222,14 +220,26 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
       () => {
         val path = new Path(files.folder, part.name)
         var piece = n.toLong
-        files.read(path, Set(FrameKinds.Image)) { (_, frame) =>
+        def take(frame: Array[Byte]): Unit = {
           val at = piece * named.pieceBytes
-          val wanted = math.min(named.pieceBytes.toLong, named.imageBytes - at)
+          val wanted = math.max(math.min(named.pieceBytes.toLong, named.imageBytes - at), 0L)
           if (frame.length != wanted) {
             throw new IOException(s"piece $piece has ${frame.length} bytes, not $wanted")
           }
           Platform.copyMemory(frame, Platform.BYTE_ARRAY_OFFSET, null, room + at, frame.length)
           piece += count
+        }
+        val header =
+          try {
+            files.read(path, Set(FrameKinds.Image))((_, frame) => take(frame))
+          } catch {
+            case e: QuireCheckpointException => throw e
+            case NonFatal(e) =>
+              throw new QuireCheckpointException(
+                s"${files.basePath(base)} cannot be read: its part $path cannot: ${e.getMessage}", e)
+          }
+        if (header.version != base) {
+          throw new QuireCheckpointException(s"$path is a part of version ${header.version}, not of $base")
         }
         if (piece * named.pieceBytes < named.imageBytes) {
           throw new QuireCheckpointException(s"$path cannot be read: it ends before piece $piece")

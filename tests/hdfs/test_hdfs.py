@@ -218,7 +218,7 @@ def test_python_reads_the_right_values(cluster, restarted, capsys):
     assert state_of(checkpoint, version) == totals(version)
     printed = {}
     for partition in (0, 1):
-        assert tools.dump(url, partition=partition, version=str(version), as_json=True) == 0
+        assert tools.dump(url, partition=partition, version=str(version), format="json") == 0
         for line in capsys.readouterr().out.splitlines():
             record = json.loads(line)
             (number,) = struct.unpack("<8xq", bytes.fromhex(record["key"]))

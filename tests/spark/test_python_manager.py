@@ -68,3 +68,30 @@ def test_spark_goes_on_from_what_python_committed(spark, folder, codec, mode, mo
             assert {number: count for number, count in expected.items() if number not in (0, 39)}.items() >= {
                 number: count for number, count in counted(pm).items() if number not in (0, 39)
             }.items()
+
+
+def test_spark_reads_bases_in_parts_and_passes_over_one_that_lacks_a_part(spark, folder):
+    checkpoint, source = folder / "checkpoint", folder / "source"
+    harness.release(source, [[{"id": number} for number in batch] for batch in (range(20), range(10, 30))])
+    frame = harness.stream(spark, source, "id LONG").groupBy("id").count()
+    harness.finish(harness.start(frame, "update", checkpoint, {}))
+    spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+    added = range(1000, 200_000)
+    for partition in (0, 1):
+        with Manager(checkpoint, 0, partition, bases_every=1) as manager, manager.load(1) as pm:
+            pm.map("default").update({ROW.pack(0, number): ROW.pack(0, partition) for number in added})
+            manager.commit(pm)
+            manager.maintain()
+
+    def rows():
+        return spark.read.format("statestore").load(str(checkpoint)).where("value.count < 2 and key.id >= 1000").count()
+
+    assert rows() == 2 * len(added)
+    parts = sorted(checkpoint.glob("state/0/0/2.*.qpart"))
+    assert len(parts) > 1
+    # The version's delta is still there, on top of nothing.
+    parts[1].unlink()
+    assert rows() == 2 * len(added)
+    strict = {harness.STORE + "autoSnapshotRepair.enabled": "false"}
+    with harness.settings(spark, strict), pytest.raises(Exception, match=parts[1].name):
+        rows()
