@@ -26,7 +26,7 @@ from quire.checkpoint import Checkpoint, Manager, Version, fault, io_service, ma
 
 ALL = os.environ.get("QUIRE_CRASHES") == "all"
 MODES = ["delta", "pages", "auto", "cec"]
-SEEDS = range(1, 5) if ALL else [1]
+SEEDS = range(1, 6) if ALL else [1]
 RETAIN, BASES_EVERY = 4, 3
 VERSIONS_BEFORE, VERSIONS_MORE = 5, 7
 
