@@ -59,14 +59,11 @@ static int add_point(pages_writer *writer, const quire_point *point) {
 }
 
 static int begin_write(pages_writer *writer, quire_arena *arena, uint32_t since) {
-    quire_point parent, own;
+    quire_point parent, here, own;
     quire_arena_point(arena, &own);
-    if (since == arena->origin_epoch) {
-        parent = arena->origin;
-    } else {
-        parent = own;
-        parent.epoch = since;
-    }
+    here = own;
+    here.epoch = since;
+    parent = since == arena->origin_epoch ? arena->origin : here;
     /* What a commit will call the state being written. */
     own.epoch = arena->changed ? arena->epoch_writing : arena->epoch_sealed;
     uint32_t sets = 0;
@@ -75,6 +72,7 @@ static int begin_write(pages_writer *writer, quire_arena *arena, uint32_t since)
     }
     QUIRE_TRY(add_u8(writer, RECORD_BEGIN));
     QUIRE_TRY(add_point(writer, &parent));
+    QUIRE_TRY(add_point(writer, &here));
     QUIRE_TRY(add_point(writer, &own));
     QUIRE_TRY(add_u32(writer, arena->page_bytes));
     QUIRE_TRY(add_u32(writer, sets));
@@ -243,9 +241,10 @@ static int sets_prune(pages_reader *reader, quire_arena *arena, uint32_t names) 
 }
 
 static int begin_apply(pages_reader *reader, quire_arena *arena) {
-    quire_point parent, own;
+    quire_point parent, there, own;
     uint32_t page_bytes, names;
     QUIRE_TRY(take_point(reader, &parent));
+    QUIRE_TRY(take_point(reader, &there));
     QUIRE_TRY(take_point(reader, &own));
     QUIRE_TRY(take(reader, &page_bytes, 4));
     QUIRE_TRY(take(reader, &names, 4));
@@ -253,8 +252,9 @@ static int begin_apply(pages_reader *reader, quire_arena *arena) {
         return quire_fail(QUIRE_E_MISMATCH, "pages of %u bytes for an arena with pages of %u", page_bytes,
                           arena->page_bytes);
     }
-    bool at_origin = points_equal(&parent, &arena->origin) && (arena->epoch_committed == arena->origin_epoch ||
-                                                               (arena->origin_epoch == 0 && arena->set_count == 0));
+    bool at_origin =
+        (points_equal(&parent, &arena->origin) || points_equal(&there, &arena->origin)) &&
+        (arena->epoch_committed == arena->origin_epoch || (arena->origin_epoch == 0 && arena->set_count == 0));
     if (!at_origin || arena->changed) {
         return quire_fail(QUIRE_E_MISMATCH,
                           "changed pages can only be put on the state that they were changed in, and this is another");

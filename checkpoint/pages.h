@@ -4,7 +4,8 @@
  *             reference inside a page is a page id. The cost follows the pages that changed (quire_view_changed).
  *
  * Layout      A payload (the raw bytes of one frame) is a row of records. Numbers are little endian.
- *             u8 1  begin   parent point (16 identity, u32 epoch), own point (20), u32 page_bytes, u32 sets, and for each set
+ *             u8 1  begin   parent point (16 identity, u32 epoch), the same state's point in the writer (20; another one where the writer
+ *                           loaded that state, so that a base it writes of it fits, too), own point (20), u32 page_bytes, u32 sets, and for each set
  *                           u16 bytes, name: sets that are not among them are gone. First in the first payload, and only there
  *             u8 2  set     u8 0: changes, 1: all its pages; u8 kind, u16 bytes, name, twice (pages, directory) u32 page_limit,
  *                           u32 free_head, u32 page_count: what follows is this set's. First in every other payload, with u8 0

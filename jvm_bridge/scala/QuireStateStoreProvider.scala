@@ -57,8 +57,8 @@ class QuireStateStoreProvider
   private var basesOfLine: Vector[Version] = Vector.empty
   /** The versions of that line whose very pages the checkpoint can give back, and their epochs here. */
   private var pagePoints: Map[Version, Long] = Map.empty
-  /** The versions whose files need an older one than the version before, and which. */
-  private var leaps: Map[Version, Long] = Map.empty
+  /** What the commits' files of that line say, as far as somebody asked. */
+  private val infos = new ConcurrentHashMap[Version, CommitInfo]()
   /** The highest number that a base in the folder has, of this line or another. */
   private var highestBase = 0L
   private var basesWritten = 0L
@@ -441,7 +441,6 @@ class QuireStateStoreProvider
       line = line.takeWhile(_ != current) :+ current
       basesOfLine = basesOfLine.filter(_.number <= current.number)
       pagePoints = pagePoints.filter(_._1.number <= current.number)
-      leaps = leaps.filter(_._1.number <= current.number)
       val (stale, kept) = retained.partition(_.version.number >= current.number)
       retained.clear()
       retained ++= kept
@@ -456,7 +455,7 @@ class QuireStateStoreProvider
     }
 
   private def empty(version: Version): Loaded =
-    Loaded(newArena(0), Vector(version), None, Map(version -> 0L), Map.empty, LoadReport())
+    Loaded(newArena(0), Vector(version), None, Map(version -> 0L), LoadReport())
 
   /** Takes a loaded arena for the provider's own; under the monitor. */
   private def adoptLoaded(version: Version, loaded: Loaded): LoadReport = {
@@ -467,7 +466,8 @@ class QuireStateStoreProvider
     line = loaded.line
     basesOfLine = loaded.base.toVector
     pagePoints = loaded.pagePoints
-    leaps = loaded.leaps
+    infos.clear()
+    loaded.info.foreach { case (version, info) => infos.put(version, info) }
     loaded.report
   }
 
@@ -531,9 +531,9 @@ class QuireStateStoreProvider
         if (mine eq arena) {
           current = next
           line = (line :+ next).takeRight(LineLength)
-          changes.pagesSince.foreach { since =>
+          infos.put(next, changes.info)
+          if (changes.info.kind == FileKinds.Pages) {
             pagePoints += next -> Native.arenaEpoch(mine.handle)
-            if (since > 0 && since < loaded.number) leaps += next -> since
           }
           retained += older
           retaining = true
@@ -563,7 +563,7 @@ class QuireStateStoreProvider
       Changes(files.writeCommit(FileKinds.Delta, next, loaded, 0) { file =>
         write(file)
         Ending(keys)
-      })
+      }, CommitInfo(FileKinds.Delta, loaded, 0, keys, 0))
     def allRecords(file: FrameWriter): Unit = Native.deltaWrite(
       mine.handle, older.snap, lists, (address, count) => file.frame(FrameKinds.Records, address, count))
     def pages(start: Version, epoch: Long): Changes = {
@@ -572,14 +572,16 @@ class QuireStateStoreProvider
         Native.pagesWrite(mine.handle, epoch, (address, count) => file.frame(FrameKinds.Pages, address, count))
         Ending(keys, start.number)
       }
-      Changes(written, pagesSince = Some(start.number))
+      Changes(written, CommitInfo(FileKinds.Pages, loaded, pageSize, keys, start.number))
     }
     // A line that is longer than what is remembered of it may have no start; all began with nothing once.
     val start = synchronized {
       (line.reverseIterator ++ Iterator(Nothing)).flatMap(v => pagePoints.get(v).map(v -> _)).nextOption()
     }
     (conf.mode, start) match {
-      case (CheckpointMode.Cec, _) => writeLog(mine, older, loaded, next)
+      // A log that starts on a base must not follow logs that it does not know: who reads these would
+      // take it for one of them.
+      case (CheckpointMode.Cec, _) if mine.log != 0 || !isLog(loaded) => writeLog(mine, older, loaded, next)
       case (CheckpointMode.Pages, Some((version, epoch))) => pages(version, epoch)
       case (CheckpointMode.Auto, Some((version, epoch))) =>
         smallDelta(mine, older, Native.pagesBytes(mine.handle, epoch)) match {
@@ -607,11 +609,14 @@ class QuireStateStoreProvider
           since = words.long(7))
         Ending(summary.keys, summary.since)
       }
-      Changes(written, log = Some(summary))
+      Changes(written, CommitInfo(FileKinds.Log, loaded, 0, summary.keys, summary.since), Some(summary))
     } finally {
       words.close()
     }
   }
+
+  private def isLog(version: Version): Boolean =
+    Option(infos.get(version)).exists(_.kind == FileKinds.Log)
 
   private def newLog(of: Arena): Long =
     Native.logCreate(of.handle, conf.cec.extentTarget, conf.cec.maxBytes, conf.cec.maxNanos)
@@ -661,7 +666,7 @@ class QuireStateStoreProvider
         if (mine eq arena) {
           current = next
           line = Vector(next)
-          leaps = Map.empty
+          infos.remove(next)
           pagePoints = Map(next -> Native.arenaEpoch(mine.handle))
           baseIsThere(next)
         }
@@ -838,15 +843,21 @@ class QuireStateStoreProvider
   }
 
   override protected def cleanUp(): Unit = maintaining("removing old files") {
-    val (latest, mine, reach) = synchronized { (current, line, leaps) }
+    val (latest, mine) = synchronized { (current, line) }
     if (latest != null && latest.number > storeConf.minVersionsToRetain) {
       val earliest = latest.number - storeConf.minVersionsToRetain
       val known = mine.toSet
       val folder = look()
       // Behind a base nothing is needed, unless what came after it reaches back beyond it.
       val bases = folder.bases.filter { base =>
-        base.number <= earliest && (base.id.isEmpty || known.contains(base)) &&
-          !reach.exists { case (from, to) => from.number > base.number && to < base.number }
+        base.number <= earliest && (base.id.isEmpty || known.contains(base))
+      }.filterNot { base =>
+        folder.commits.exists { version =>
+          version.number > base.number && (version.id.isEmpty || known.contains(version)) && {
+            val info = infos.computeIfAbsent(version, folder.info)
+            info.kind == FileKinds.Pages && info.since > 0 && info.since < base.number
+          }
+        }
       }.map(_.number)
       // Nor is anything needed behind the extent of a log.
       val logs = mine.find(_.number == earliest).filter(folder.deltas).flatMap { version =>
@@ -855,7 +866,7 @@ class QuireStateStoreProvider
       (bases ++ logs).maxOption.foreach { first =>
         val removed = files.clean(first)
         if (removed > 0) logInfo(s"Removed $removed old files of $storeId")
-        synchronized { leaps = leaps.filter(_._1.number >= first) }
+        infos.keySet().removeIf(_.number < first)
       }
     }
   }
@@ -908,7 +919,7 @@ class QuireStateStoreProvider
       if (failure != null && !(plan.isWhole && mayRepair(base, version))) throw failure
       if (!plan.isWhole) throw missing(files.deltaPath(base))
       try {
-        val loaded = loadFrom(plan)
+        val loaded = loadFrom(plan, folder)
         val nanos = System.nanoTime() - started
         logInfo(s"Loaded version $version of $storeId from base $base in ${nanos / 1000000} ms")
         return loaded.copy(
@@ -934,7 +945,7 @@ class QuireStateStoreProvider
     }
     val plan = planFor(version, folder, _ == base)
     if (plan.start != base) throw missing(files.deltaPath(plan.start))
-    try loadFrom(plan) catch { case DamagedBase(e) => throw e }
+    try loadFrom(plan, folder) catch { case DamagedBase(e) => throw e }
   }
 
   private def mayRepair(base: Version, version: Version): Boolean =
@@ -1021,7 +1032,9 @@ class QuireStateStoreProvider
   }
 
   /** The state that the files of a plan lead to. */
-  private def loadFrom(plan: Plan): Loaded = {
+  private def loadFrom(plan: Plan, folder: Folder): Loaded = {
+    def isLogFile(version: Version): Boolean =
+      folder.deltas(version) && folder.info(version).kind == FileKinds.Log
     val base = if (plan.isRun) Nothing else plan.start
     val made =
       if (base.number == 0) newArena(plan.steps.headOption.fold(0)(_.info.pageSize))
@@ -1031,7 +1044,7 @@ class QuireStateStoreProvider
       var before = base
       plan.steps.foreach { step =>
         val path = files.deltaPath(step.version)
-        if (step.info.kind == FileKinds.Log) {
+        if (step.info.kind == FileKinds.Log && (plan.isRun || !isLogFile(before))) {
           if (made.log == 0) {
             made.log = newLog(made)
             Native.arenaCommit(made.handle)
@@ -1061,7 +1074,7 @@ class QuireStateStoreProvider
         before = step.version
       }
       Native.arenaCommit(made.handle)
-      plan.steps.lastOption.filter(_.info.kind == FileKinds.Log).foreach { last =>
+      plan.steps.lastOption.filter(_ => made.log != 0).foreach { last =>
         try Native.logComplete(made.log, last.info.keys)
         catch {
           case e: QuireNativeException if e.code == QuireNativeException.Corrupt =>
@@ -1072,12 +1085,8 @@ class QuireStateStoreProvider
       if (conf.mode != CheckpointMode.Cec) made.dropLog()
       Loaded(
         made, plan.line, if (base == Nothing) None else Some(base), points,
-        plan.steps.collect {
-          case Step(version, info)
-              if info.kind == FileKinds.Pages && info.since > 0 && info.since < version.number - 1 =>
-            version -> info.since
-        }.toMap,
-        LoadReport(fromFiles = true, deltasReplayed = plan.steps.size))
+        LoadReport(fromFiles = true, deltasReplayed = plan.steps.size),
+        plan.line.lastOption.filter(folder.deltas).map(v => v -> folder.info(v)))
     }
   }
 
@@ -1142,8 +1151,8 @@ private[spark] object QuireStateStoreProvider {
       line: Vector[Version],
       base: Option[Version],
       pagePoints: Map[Version, Long],
-      leaps: Map[Version, Long],
-      report: LoadReport)
+      report: LoadReport,
+      info: Option[(Version, CommitInfo)] = None)
 
   /** A commit's file that has to be read. */
   case class Step(version: Version, info: CommitInfo)
@@ -1157,13 +1166,15 @@ private[spark] object QuireStateStoreProvider {
     def start: Version = line.head
   }
 
-  /** What a commit wrote; of pages also the version they start from, of a log what it holds. */
-  case class Changes(written: Written, pagesSince: Option[Long] = None, log: Option[LogSummary] = None)
+  /** What a commit wrote. */
+  case class Changes(written: Written, info: CommitInfo, log: Option[LogSummary] = None)
 
   /** What a store's folder has, at one moment. */
-  class Folder(files: CheckpointFiles, commits: Seq[CheckpointFile], baseFiles: Seq[CheckpointFile]) {
-    private val byVersion = commits.map(file => file.version -> file).toMap
+  class Folder(
+      files: CheckpointFiles, commitFiles: Seq[CheckpointFile], baseFiles: Seq[CheckpointFile]) {
     private val infos = mutable.Map.empty[Version, CommitInfo]
+    private val byVersion = commitFiles.map(file => file.version -> file).toMap
+    def commits: Iterable[Version] = byVersion.keys
     val bases: Set[Version] = baseFiles.map(_.version).toSet
     def deltas(version: Version): Boolean = byVersion.contains(version)
     def info(version: Version): CommitInfo =

@@ -149,6 +149,42 @@ def test_pages_are_refused_where_they_do_not_fit(pm):
         pages.write(pm, -1)
 
 
+def followed(*files):
+    """A state that files of pages lead to, from nothing or from an image."""
+    first, *rest = files
+    state = quire.PageManager.from_image(first) if isinstance(first, bytes) else quire.PageManager(page_size=1024)
+    for payloads in rest if isinstance(first, bytes) else files:
+        for payload in payloads:
+            pages.apply(state, payload)
+        state.commit()
+    return state
+
+
+def image_of(pm, tmp_path):
+    with pm.snapshot() as snapshot:
+        snapshot.save(tmp_path / "image")
+    return (tmp_path / "image").read_bytes()
+
+
+def test_what_was_loaded_has_two_names(tmp_path):
+    """A base of the very state that was loaded, and a commit that changes nothing, fit what is written after them."""
+    with quire.PageManager(page_size=1024) as pm:
+        sample(pm, 50)
+        start = pages.write(pm, 0)
+    with followed(start) as pm:
+        base = image_of(pm, tmp_path)
+        nothing = pages.write(pm, pages.origin(pm))
+        pm.commit()
+        pm.map("users")[b"new"] = b"1"
+        changed = pages.write(pm, pm.epoch)
+        pm.commit()
+        expected = content(pm)
+    for files in ((start, changed), (base, changed), (start, nothing, changed), (base, nothing, changed)):
+        with followed(*files) as state:
+            assert content(state) == expected
+            state.check()
+
+
 @settings(max_examples=300)
 @given(data=st.data())
 def test_damaged_payloads_are_refused_or_harmless(data):
