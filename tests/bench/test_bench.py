@@ -163,7 +163,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path, content):
 
 
 def test_an_unknown_benchmark_is_refused():
-    with pytest.raises(SystemExit, match=r"no benchmark named nonsense; there are core"):
+    with pytest.raises(SystemExit, match=r"no benchmark named nonsense; there are checkpoint, "):
         runner.chosen(["nonsense"])
 
 
