@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 PEERS = {
     "spark.operations": ("quire", "rocksdb-untracked"),
     "spark.aggregation": ("quire", "hdfs", *spark.FOR_SCALE),
-    "spark.commits": ("quire", "quire-pages", "quire-cec", "quire-auto", "hdfs"),
+    "spark.commits": ("quire", "quire-cec"),
     "spark.few_changes": ("quire",),
     "spark.restart": ("quire", "rocksdb-changelog"),
     "spark.many_stores": ("quire",),

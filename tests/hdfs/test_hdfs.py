@@ -27,7 +27,6 @@ from quire.checkpoint.storage import join, storage_for
 pytestmark = pytest.mark.slow
 
 ALL = os.environ.get("QUIRE_HDFS") == "all"
-# What dies is tried in every mode; the rest only if asked.
 MODES = harness.MODES if ALL else ["delta"]
 BATCHES = 12
 ROWS_OF_BATCH = 60  # of harness.ticks
@@ -277,7 +276,7 @@ def spoil_base(url, rng):
 # ------------------------------------------------------------------------------------------------ deaths
 
 
-@pytest.mark.parametrize("mode", harness.MODES)
+@pytest.mark.parametrize("mode", harness.MODES if ALL else ["delta", harness.MODES[1 + SEED % 2]])
 def test_data_nodes_that_die_during_commits_and_during_recovery(cluster, mode, folder, undisturbed, capsys):
     """One of three is killed while batches are committed, another one while the query reads its checkpoint."""
     rng = random.Random(f"{SEED} data nodes")
