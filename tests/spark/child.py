@@ -10,6 +10,7 @@ the query is "soak", "end" when all is done.
 A batch's rows are in FOLDER/NAME/output/BATCH.json, put there whole or not at all.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from spark import harness, workloads
@@ -71,11 +73,14 @@ def launch(spark: SparkSession, folder: Path, checkpoints: str, name: str, milli
 
 
 def enough(query: StreamingQuery, output: Path, batches: int) -> None:
-    """Waits for the batches that are wanted; raises what the query failed with."""
-    while query.isActive and not (output / f"{batches - 1}.json").exists():
+    """Waits for the batches that are wanted; raises what the query failed with before it had them."""
+    last = output / f"{batches - 1}.json"
+    while query.isActive and not last.exists():
         time.sleep(0.1)
-    query.stop()
-    query.awaitTermination()
+    # Spark interrupts a batch to stop, and takes what HDFS makes of that ("Failed to shutdown streamer") for a failure.
+    with contextlib.suppress(StreamingQueryException if last.exists() else ()):
+        query.stop()
+        query.awaitTermination()
 
 
 def soak(query: StreamingQuery, checkpoint: Path) -> None:
