@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 from quire._native import ffi, lib
 from quire.pagemgr.errors import CorruptError, InvalidError, QuireError, check
 from quire.structures.arrow import Column, Rows
+from quire.structures.ddl import parse
 
-# What says the columns of a key or value: an Arrow schema, one type, {name: type}, or [(name, type), ...].
+# What says the columns of a key or value: DDL text, an Arrow schema, one type, {name: type}, or [(name, type), ...].
 ColumnsLike: TypeAlias = Any
 # Rows in bulk: a record batch or table, a struct array, arrays by name or in order; for one column its array.
 RowsLike: TypeAlias = Any
@@ -33,9 +34,10 @@ MAGIC = b"QSCH"
 class Schema:
     """The columns of a map's keys and values, in Arrow types.
 
-    ``key`` and ``value`` are each an Arrow schema, a dict of names and types, a list of (name, type) pairs, or a single
-    type. With one column, rows are plain values and bulk data is an array; with several, keys are tuples, values are
-    dicts and bulk data is a record batch. No name may be in both the key and the value.
+    ``key`` and ``value`` are each an Arrow schema, a dict of names and types, a list of (name, type) pairs, a single
+    type, or columns or a type as Spark writes them (``"user string, n bigint not null"``). With one column, rows are
+    plain values and bulk data is an array; with several, keys are tuples, values are dicts and bulk data is a record
+    batch. No name may be in both the key and the value.
 
     >>> import pyarrow as pa
     >>> import quire
@@ -48,6 +50,8 @@ class Schema:
     True
     >>> schema.value_from_bytes(schema.value_bytes(7))
     7
+    >>> quire.Schema(key="user string, day date", value="bigint") == schema
+    True
     """
 
     def __init__(self, key: ColumnsLike, value: ColumnsLike) -> None:
@@ -369,16 +373,20 @@ class Columns:
 def as_schema(part: str, columns: ColumnsLike) -> pa.Schema:
     """The Arrow schema behind any way to say it, without metadata and dictionaries."""
     try:
-        if isinstance(columns, pa.DataType):
+        if isinstance(columns, str):
+            columns = parse(columns)
+        elif isinstance(columns, pa.DataType):
             columns = pa.schema([("", columns)])
         elif isinstance(columns, Mapping):
             columns = pa.schema(list(columns.items()))
         elif not isinstance(columns, pa.Schema):
             columns = pa.schema(columns)
+    except InvalidError as error:
+        raise InvalidError(f"the {part} of a schema, {error}") from None
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise InvalidError(
-            f"the {part} of a schema is a pyarrow.Schema, a pyarrow type, a dict of names and types or a list of "
-            f"(name, type), not {columns!r}: {error}"
+            f"the {part} of a schema is DDL text, a pyarrow.Schema, a pyarrow type, a dict of names and types or a "
+            f"list of (name, type), not {columns!r}: {error}"
         ) from error
     names = columns.names
     if not names or len(set(names)) != len(names):
