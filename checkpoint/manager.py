@@ -102,6 +102,10 @@ class Mode(ABC):
         """The version that the next commit may start from, if that is another than the last."""
         return None
 
+    # For whoever goes on with the same arena in another process: the number of the version, and its epoch, that pages
+    # start from.
+    point: tuple[int, int] = (0, 0)
+
 
 def records(kind: FileKind, payloads: list[bytes], keys: int, since: int = 0) -> Changes:
     """Changes that are told record by record."""
@@ -124,13 +128,13 @@ class PagesMode(Mode):
     def __init__(self, loaded: Loaded, kind: FileKind | None, extent_target: float) -> None:
         self._pm = loaded.state
         self._origin = pages.origin(loaded.state)
-        self._lock = threading.Lock()  # around _point: a version and its epoch
-        self._point = (loaded.origin, self._origin)
+        self._lock = threading.Lock()  # around point: a version and its epoch
+        self.point = (loaded.origin, self._origin)
         self._writing: int | None = None
 
     def write(self, pm: PageManager, older: Snapshot, version: int) -> Changes:
         """As Mode says."""
-        since, epoch = self._point
+        since, epoch = self.point
         keys = sum(counted_keys(pm))
         frames = [Frame(FrameKind.PAGES, payload) for payload in pages.write(pm, epoch)]
         self._writing = version
@@ -153,13 +157,13 @@ class PagesMode(Mode):
     def _reached(self, version: int, epoch: int) -> None:
         """Pages can start from this version, unless it is the state that was loaded: that has its name already."""
         with self._lock:
-            if epoch != self._origin and epoch != self._point[1]:
-                self._point = max(self._point, (version, epoch))
+            if epoch != self._origin and epoch != self.point[1]:
+                self.point = max(self.point, (version, epoch))
 
     @property
     def start(self) -> int | None:
         """As Mode says."""
-        return self._point[0]
+        return self.point[0]
 
 
 class AutoMode(PagesMode):
@@ -170,7 +174,7 @@ class AutoMode(PagesMode):
     def write(self, pm: PageManager, older: Snapshot, version: int) -> Changes:
         """As Mode says."""
         payloads = delta.write(pm, older)
-        if pages.size(pm, self._point[1]) < sum(map(len, payloads)):
+        if pages.size(pm, self.point[1]) < sum(map(len, payloads)):
             return super().write(pm, older, version)
         return records(FileKind.DELTA, payloads, sum(counted_keys(pm)))
 
@@ -250,6 +254,8 @@ class Manager:
     retain       how many versions before the newest can still be loaded; ``maintain()`` removes older files.
     extent_target
                  in mode cec: how much of the log a restart may have to read, in multiples of the keys; more than 1.
+    ids          give each commit an id of its own, so that a version can be committed more than once, side by side, as
+                 by tasks that are run again. Who loads then says which.
     storage      where the url is a path: a ``Storage``, or a file system of pyarrow's.
 
     A program loads a state, changes it, and commits it, as often as it likes:
@@ -285,8 +291,10 @@ class Manager:
         bases_every: int = 10,
         retain: int = 100,
         extent_target: float = 2.0,
+        ids: bool = False,
         storage: Any = None,
     ) -> None:
+        self._ids = ids
         self._id = StoreId(_whole("operator", operator, 0), _whole("partition", partition, 0), _store_name(store))
         self._make_mode = _known("mode", mode, MODES)
         self._codec = codec
@@ -305,6 +313,8 @@ class Manager:
         self._state: State | None = None
         self._needs: dict[StoredFile, Needs] = {}  # of commit files, so that cleaning reads each once
         self._last_base = 0
+        self.bytes_written = 0
+        """Of the last commit's file."""
 
     def __repr__(self) -> str:
         return f"<Manager of {self._id} in {self._store.location}>"
@@ -340,6 +350,16 @@ class Manager:
         """The version that was loaded or committed last."""
         return self._loaded().pin.version.number
 
+    @property
+    def point(self) -> tuple[int, int]:
+        """What ``adopt()`` of the same arena, by another manager, is to be given."""
+        return self._loaded().mode.point
+
+    @property
+    def version_id(self) -> Version:
+        """The same with its id, if it has one."""
+        return self._loaded().pin.version
+
     def _loaded(self) -> "State":
         self._check_open()
         if self._state is None:
@@ -348,11 +368,20 @@ class Manager:
 
     # ------------------------------------------------------------------------------------------------ loading
 
-    def load(self, version: int | None = None, id: str | None = None, *, repair: bool = False) -> PageManager:
+    def load(
+        self,
+        version: int | None = None,
+        id: str | None = None,
+        *,
+        repair: bool = False,
+        path: str | os.PathLike[str] | None = None,
+        limit: int | str | None = None,
+    ) -> PageManager:
         """The state of a version (None: of the newest; in a new folder it is empty) to change and commit.
 
         What was loaded before can be committed no more, and a base that is being written is cancelled. Damage raises
-        ``CorruptError`` with the file's name; repair: pass over a damaged base for an older one.
+        ``CorruptError`` with the file's name; repair: pass over a damaged base for an older one. path, limit: of the
+        arena, which must be a new file; None: in memory.
         """
         self._check_open()
         self._end_job(cancel=True)
@@ -365,6 +394,8 @@ class Manager:
             if version not in (None, 0) or id is not None:
                 raise NotFoundError(f"{self._store.location} has no version {version}: it holds none at all")
             loaded = Loaded(PageManager(), Line(Version(0), None, ()))
+        if path is not None or limit is not None:
+            loaded = self._moved(loaded, path, limit)
         pm, line = loaded.state, loaded.line
         try:
             header = self._store.header(line.files[-1]) if line.files else None
@@ -372,14 +403,68 @@ class Manager:
             commit = listing.deltas.get(line.version)
             kind = None if commit is None else self._store.header(commit).kind
             mode = self._make_mode(loaded, kind, self._extent_target)
-            self._state = State(pm, Pin(line.version, pm.snapshot()), mode, 0 if header is None else header.flags)
+            flags = 0 if header is None else header.flags
+            self._state = State(pm, Pin(line.version, pm.snapshot()), mode, flags, self._ids)
         except BaseException:
             pm.close()
             raise
-        self._state.newer = any(found.number > line.version.number for found in listing.versions)
+        # Where versions have ids, those of another line are nobody's business but cleaning's.
+        self._state.newer = not self._state.next.id and listing.reaches_beyond(line.version)
         self._last_base = line.base.version.number if line.base else 0
         fault.point("load.done")
         return pm
+
+    def _moved(self, loaded: Loaded, path: str | os.PathLike[str] | None, limit: int | str | None) -> Loaded:
+        """The same state in an arena of its own making."""
+        with loaded.state as source:
+            if loaded.log is not None:
+                loaded.log.close()
+            pm = PageManager(path, limit, source.page_size)
+            try:
+                if source.sets():
+                    image = bytearray()
+                    with source.snapshot() as last:
+                        last.write(image.extend)
+                    pm.load_bytes(image)
+            except BaseException:
+                pm.close()
+                raise
+        return Loaded(pm, loaded.line)
+
+    def begin(
+        self, number: int, path: str | os.PathLike[str] | None = None, limit: int | str | None = None
+    ) -> PageManager:
+        """An empty state that counts as the version of this number, in place of ``load()``. path, limit: as there."""
+        pm = PageManager(path, limit)
+        try:
+            self.adopt(pm, Version(number), Listing([], []))
+            if number > 0:
+                state = self._loaded()
+                self._service.start(lambda job: self._write_base(job, state.pin, pm.page_size, state), None).wait()
+        except BaseException:
+            pm.close()
+            raise
+        return pm
+
+    def adopt(
+        self, pm: PageManager, version: Version, listing: Listing, point: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Goes on from a state that is known to be this version of the checkpoint, in place of ``load()``.
+
+        listing: of the store, from a moment ago. point: what ``point`` was when the arena was left. Changes that ``pm``
+        has not committed are the next commit's.
+        """
+        self._check_open()
+        self._end_job(cancel=True)
+        self._drop_state()
+        commit = listing.deltas.get(version)
+        header = None if commit is None else self._store.header(commit)
+        loaded = Loaded(pm, Line(version, None, ()))
+        mode = self._make_mode(loaded, None if header is None else header.kind, self._extent_target)
+        mode.point = point
+        flags = 0 if header is None else header.flags
+        self._state = State(pm, Pin(version, pm.snapshot()), mode, flags, self._ids)
+        self._last_base = max((found.number for found in listing.bases if found.number <= version.number), default=0)
 
     def _listing(self) -> Listing:
         try:
@@ -431,6 +516,7 @@ class Manager:
             fault.point("commit.packed")
             self._drop_newer(state)
             self._publish(state, version, data)
+            self.bytes_written = len(data)
         except BaseException:
             state.mode.forget()
             raise
@@ -628,18 +714,20 @@ class State:
     """What a manager has loaded, and goes on from.
 
     loaded    the version that was loaded; origin: the epoch of the image or pages that it came from, if any.
+    ids       versions have ids.
     next      the version that the next commit makes, however many attempts it takes.
     newer     versions after the one loaded were there at the time.
     attempts  digests of what was written for the next version by commits that failed.
     """
 
-    def __init__(self, pm: PageManager, pin: Pin, mode: Mode, flags: int) -> None:
+    def __init__(self, pm: PageManager, pin: Pin, mode: Mode, flags: int, ids: bool) -> None:
         self.pm = pm
         self.pin = pin
         self.mode = mode
         self.flags = flags
+        self.ids = ids or bool(pin.version.id)
         self.loaded, self.origin = pin.version, pages.origin(pm)
-        self.next = _after(pin.version)
+        self.next = self._after(pin.version)
         self.newer = False
         self.attempts: set[bytes] = set()
 
@@ -647,13 +735,11 @@ class State:
         """Goes on from the next version."""
         self.pin.release()
         self.pin = pin
-        self.next = _after(pin.version)
+        self.next = self._after(pin.version)
         self.attempts.clear()
 
-
-def _after(version: Version) -> Version:
-    """What follows a version; with an id of its own if that has one."""
-    return Version(version.number + 1, str(uuid.uuid4()) if version.id else "")
+    def _after(self, version: Version) -> Version:
+        return Version(version.number + 1, str(uuid.uuid4()) if self.ids else "")
 
 
 def _whole(name: str, value: Any, least: int) -> int:

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,12 +108,13 @@ class StoreId:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a store, as its name tells of it. kind: DELTA for all commit files; size: bytes."""
+    """A file of a store, as its name tells of it. kind: DELTA for all commit files; size: bytes; modified: when."""
 
     path: str
     version: Version
     kind: FileKind
     size: int
+    modified: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,10 @@ class Listing:
         self.deltas = {file.version: file for file in files if file.kind == FileKind.DELTA}
         self.bases = {file.version: file for file in files if file.kind == FileKind.BASE}
         self.versions = sorted({file.version for file in files})
+
+    def reaches_beyond(self, version: Version) -> bool:
+        """Whether there are versions of a higher number."""
+        return any(found.number > version.number for found in self.versions)
 
 
 def families(state: PageManager | Snapshot) -> dict[str, Map]:
@@ -295,7 +300,7 @@ class Store:
                 continue
             if match := FILE_NAME.fullmatch(entry.name):
                 kind = FileKind.BASE if match[3] == SUFFIXES[FileKind.BASE] else FileKind.DELTA
-                files.append(StoredFile(path, _version(match), kind, entry.size))
+                files.append(StoredFile(path, _version(match), kind, entry.size, entry.modified))
             elif match := PART_NAME.fullmatch(entry.name):
                 parts.append(StoredFile(path, _version(match), FileKind.PART, entry.size))
         return Listing(sorted(files, key=lambda file: (file.version, file.kind)), parts)

@@ -15,7 +15,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -58,11 +58,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Entry:
-    """What a folder holds under a name. size: bytes of a file, 0 for a folder."""
+    """What a folder holds under a name. size: bytes of a file, 0 for a folder; modified: when, in nanoseconds."""
 
     name: str
     size: int
     is_dir: bool
+    modified: int = field(default=0, compare=False, repr=False)
 
 
 class Storage(ABC):
@@ -254,8 +255,8 @@ class LocalStorage(Storage):
             for entry in found:
                 # A file may be renamed or removed between its name and its size.
                 with contextlib.suppress(FileNotFoundError):
-                    is_dir = entry.is_dir()
-                    yield Entry(entry.name, 0 if is_dir else entry.stat().st_size, is_dir)
+                    is_dir, status = entry.is_dir(), entry.stat()
+                    yield Entry(entry.name, 0 if is_dir else status.st_size, is_dir, status.st_mtime_ns)
 
     def open(self, path: str) -> BinaryIO:
         """As Storage says."""
@@ -335,7 +336,10 @@ class ArrowStorage(Storage):
     def list(self, path: str) -> Sequence[Entry]:
         """As Storage says."""
         found = retrying(lambda: self._fs.get_file_info(fs.FileSelector(path)), self.display(path))
-        entries = (Entry(info.base_name, info.size or 0, info.type == fs.FileType.Directory) for info in found)
+        entries = (
+            Entry(info.base_name, info.size or 0, info.type == fs.FileType.Directory, info.mtime_ns or 0)
+            for info in found
+        )
         return sorted(entries, key=lambda entry: entry.name)
 
     def open(self, path: str) -> BinaryIO:
@@ -473,7 +477,10 @@ class WebHdfsStorage(Storage):
     def list(self, path: str) -> Sequence[Entry]:
         """As Storage says."""
         found = self._call(lambda: self._client.list(path, status=True), path)
-        entries = (Entry(name, status["length"], status["type"] == "DIRECTORY") for name, status in found)
+        entries = (
+            Entry(name, status["length"], status["type"] == "DIRECTORY", status["modificationTime"] * 1_000_000)
+            for name, status in found
+        )
         return sorted(entries, key=lambda entry: entry.name)
 
     def open(self, path: str) -> BinaryIO:

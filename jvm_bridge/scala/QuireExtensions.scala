@@ -3,12 +3,15 @@ package io.quire.spark
 import org.apache.spark.sql.SparkSessionExtensions
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.execution.{ColumnarRule, SparkPlan}
+import org.apache.spark.sql.execution.python.MapInArrowExec
 import org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkExec
 import org.apache.spark.sql.execution.streaming.operators.stateful.transformwithstate.{TransformWithStateExec, TransformWithStateExecBase}
+import org.apache.spark.sql.execution.streaming.state.quire.SparkInternals
 import org.apache.spark.sql.internal.SQLConf
 
 /**
- * The session extension that lets transformWithState keep its state in Quire:
+ * The session extension that lets transformWithState keep its state in Quire, and Python's
+ * operators find the checkpoint of their query:
  * `spark.sql.extensions=io.quire.spark.QuireExtensions`. No other operator needs it.
  *
  * transformWithState accepts a state store by the name of its provider. This puts nodes in its
@@ -17,8 +20,26 @@ import org.apache.spark.sql.internal.SQLConf
 class QuireExtensions extends (SparkSessionExtensions => Unit) {
   override def apply(extensions: SparkSessionExtensions): Unit =
     extensions.injectColumnar(_ => new ColumnarRule {
-      override def preColumnarTransitions: Rule[SparkPlan] = AcceptQuire
+      override def preColumnarTransitions: Rule[SparkPlan] =
+        plan => TellCheckpoint(AcceptQuire(plan))
     })
+}
+
+/**
+ * Tells the tasks of a micro-batch where the checkpoint of their query is, by a local property:
+ * statestore/stateful.py. A rule is where Quire comes by in the thread that will start the jobs.
+ */
+private[spark] object TellCheckpoint extends Rule[SparkPlan] {
+  val Property = "quire.checkpoint"
+
+  override def apply(plan: SparkPlan): SparkPlan = {
+    if (plan.exists(_.isInstanceOf[MapInArrowExec])) {
+      val context = plan.session.sparkContext
+      SparkInternals.checkpointOfQuery(plan.session)
+        .foreach(context.setLocalProperty(Property, _))
+    }
+    plan
+  }
 }
 
 /**

@@ -12,6 +12,7 @@ import org.apache.spark.{SparkConf, SparkEnv, TaskContext}
 import org.apache.spark.io.CompressionCodec
 import org.apache.spark.memory.{MemoryMode, UnifiedMemoryManager, UnmanagedMemoryConsumer, UnmanagedMemoryConsumerId}
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
 import org.apache.spark.sql.execution.streaming.state.{RecordType, StateStore, StateStoreErrors, StateStoreId, StateStoreProvider, StateStoreProviderId}
@@ -44,6 +45,21 @@ object SparkInternals {
     StateStoreProviderId(storeId, UUID.fromString(hadoopConf.get(StreamExecution.RUN_ID_KEY)))
 
   def runId(hadoopConf: Configuration): String = hadoopConf.get(StreamExecution.RUN_ID_KEY)
+
+  /** The checkpoint of the query that this thread runs a batch of, as Python's storage takes it. */
+  def checkpointOfQuery(session: SparkSession): Option[String] = {
+    val id = Option(session.sparkContext.getLocalProperty(StreamExecution.QUERY_ID_KEY))
+    id.flatMap(each => Option(session.sharedState.activeStreamingQueries.get(UUID.fromString(each))))
+      .map(query => withRest(query.resolvedCheckpointRoot, session.sessionState.newHadoopConf()))
+  }
+
+  /** HDFS is reached over REST from Python, at the port that the configuration names. */
+  private def withRest(location: String, conf: Configuration): String = {
+    val uri = new Path(location).toUri
+    val rest = conf.get("dfs.namenode.http-address", "")
+    if (uri.getScheme != "hdfs" || uri.getHost == null || !rest.contains(":")) location
+    else s"webhdfs://${uri.getHost}:${rest.split(":").last}${uri.getPath}"
+  }
 
   def reportCommit(version: Long, storeId: StateStoreId, hadoopConf: Configuration): Unit =
     StateStore.reportCommitToCoordinator(version, storeId, hadoopConf)

@@ -105,7 +105,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def describe(self, path, name=""):
         size = len(self.server.files.get(path, b""))
-        return {"pathSuffix": name, "length": size, "type": "FILE" if path in self.server.files else "DIRECTORY"}
+        kind = "FILE" if path in self.server.files else "DIRECTORY"
+        return {"pathSuffix": name, "length": size, "type": kind, "modificationTime": 1_700_000_000_000}
 
     def redirect(self):
         return 307, b"", f"{self.server.url}{self.path}&datanode=1"

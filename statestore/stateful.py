@@ -1,0 +1,300 @@
+"""Operators in Python as steps of Spark's DataFrames.
+
+``stateful(df, operator, by)`` brings rows with equal keys together and hands each partition to the operator in a
+Python worker. The worker finds the partition's state on the host, or in the checkpoint, commits the next version, and
+only then lets the output go. Nothing of this needs the driver: what a task must know (the query's checkpoint, the
+number of the batch) comes with it as local properties.
+
+A micro-batch must reach every partition, even one that has no rows at all, or versions would have gaps. Spark's
+optimizer takes a repartition of nothing away, unless something lies between that it does not look through: an
+observation, which also tells how many rows came.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from quire.checkpoint.storage import join, storage_for
+from quire.pagemgr.errors import ExistsError, InvalidError, MismatchError, NotFoundError
+from quire.pagemgr.page_manager import parse_bytes
+from quire.statestore.arenas import Arenas
+from quire.statestore.operator import Operator, Outbox, execute, output_schema
+from quire.statestore.partition import Measured, Partition, Place
+from quire.structures import PageManager
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# What the tasks of a streaming query know: by Spark, by Spark, and by Quire's extension.
+BATCH_PROPERTY = "streaming.sql.batchId"
+RUN_PROPERTY = "spark.jobGroup.id"
+CHECKPOINT_PROPERTY = "quire.checkpoint"
+
+FOLDER = "quire"
+MANIFEST = "operator.json"
+MANIFEST_FORMAT = 1
+MODES = ("delta", "pages", "auto")
+
+# The column that carries what happened to the state, in a row of its own, from the tasks to the observation.
+METRICS = "__quire"
+METRICS_TYPE = pa.struct(
+    [
+        ("rows_out", pa.int64()),
+        ("keys", pa.int64()),
+        ("bytes", pa.int64()),
+        ("written", pa.int64()),
+        ("load_ms", pa.float64()),
+        ("commit_ms", pa.float64()),
+        ("loaded", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator with all that its tasks must know."""
+
+    operator: Operator
+    name: str
+    by: tuple[str, ...]
+    partitions: int
+    checkpoint: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def manifest(self, first: int) -> dict[str, Any]:
+        """What the checkpoint says of the operator. first: the batch that it began with."""
+        return {
+            "format": MANIFEST_FORMAT,
+            "name": self.name,
+            "by": list(self.by),
+            "partitions": self.partitions,
+            "first_batch": first,
+        }
+
+
+@dataclass(frozen=True)
+class Task:
+    """What Spark says of a running task. batch: None outside of a streaming query."""
+
+    partition: int
+    batch: int | None
+    run: str
+    checkpoint: str | None
+
+    @staticmethod
+    def current() -> "Task":
+        """The task that this worker runs."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise InvalidError("stateful() runs in Spark's tasks only: Operator.run() runs an operator without Spark")
+        batch = context.getLocalProperty(BATCH_PROPERTY)
+        return Task(
+            context.partitionId(),
+            None if batch is None else int(batch),
+            context.getLocalProperty(RUN_PROPERTY) or "",
+            context.getLocalProperty(CHECKPOINT_PROPERTY),
+        )
+
+
+def run_step(step: Step, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a task does: the operator's output for a partition's rows, given once the state is safe."""
+    task = Task.current()
+    operator = step.operator
+    operator.partition, operator.batch = task.partition, task.batch or 0
+    schema = output_schema(operator)
+    with Outbox(schema) as outbox:
+        if task.batch is None:
+            with PageManager(limit=step.options["limit"]) as pm:
+                for batch in execute(operator, pm, batches):
+                    outbox.add(batch)
+            measured = Measured()
+        else:
+            place, first = open_place(step, task)
+            partition = Partition(place, task.partition, task.batch, first)
+            with partition as pm:
+                for batch in execute(operator, pm, batches):
+                    outbox.add(batch)
+                partition.commit()
+            measured = partition.measured
+        yield from with_metrics(outbox, schema, measured)
+
+
+def with_metrics(outbox: Outbox, schema: pa.Schema, measured: Measured) -> Iterator[pa.RecordBatch]:
+    """The output, with an empty column for the metrics; and the row that has them."""
+    whole = schema.append(pa.field(METRICS, METRICS_TYPE))
+    for batch in outbox.take():
+        empty = pa.nulls(batch.num_rows, METRICS_TYPE)
+        yield pa.RecordBatch.from_arrays([*batch.columns, empty], schema=whole)
+    metrics = {
+        "rows_out": outbox.rows,
+        "keys": measured.keys,
+        "bytes": measured.bytes,
+        "written": measured.written,
+        "load_ms": measured.load_seconds * 1000,
+        "commit_ms": measured.commit_seconds * 1000,
+        "loaded": 0 if measured.in_memory else 1,
+    }
+    blank = [pa.nulls(1, each.type) for each in schema]
+    yield pa.RecordBatch.from_arrays([*blank, pa.array([metrics], METRICS_TYPE)], schema=_nullable(whole))
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([each.with_nullable(True) for each in schema])
+
+
+def open_place(step: Step, task: Task) -> tuple[Place, int]:
+    """Where the operator's state is, and the batch that it began with."""
+    assert task.batch is not None
+    root = step.checkpoint or task.checkpoint
+    if root is None:
+        raise InvalidError(
+            f"operator {step.name!r} does not know the query's checkpoint: make the session with quire.configure(), "
+            "which brings the extension that tells it, or give stateful() a checkpoint="
+        )
+    storage, path = storage_for(root)
+    folder = join(join(path, FOLDER), step.name)
+    manifest = _manifest(root, folder, step, task.run, task.batch)
+    arenas = Arenas(storage.display(path), step.name, step.options["arena_dir"])
+    place = Place(
+        storage,
+        folder,
+        arenas,
+        step.options["mode"],
+        step.options["limit"],
+        step.options["bases_every"],
+        step.options["retain"],
+    )
+    return place, int(manifest["first_batch"])
+
+
+def _manifest(root: str, folder: str, step: Step, run: str, batch: int) -> dict[str, Any]:
+    """What the checkpoint says of the operator, written by its first task; refuses an operator that does not fit."""
+    found = _read_manifest(root, folder, run, step.name)
+    if found is None:
+        storage, _ = storage_for(root)
+        data = json.dumps(step.manifest(batch), indent=1).encode()
+        try:
+            storage.write_atomic(join(folder, MANIFEST), data)
+        except ExistsError:
+            pass  # another partition's task was first
+        _read_manifest.cache_clear()
+        found = _read_manifest(root, folder, run, step.name)
+        assert found is not None
+    if found.get("format") != MANIFEST_FORMAT:
+        raise MismatchError(f"{folder} was written by a later Quire: format {found.get('format')!r}")
+    if found["partitions"] != step.partitions:
+        raise MismatchError(
+            f"operator {step.name!r} has its state in {found['partitions']} partitions and was given partitions="
+            f"{step.partitions}: give {found['partitions']}, or stop the query and move the state with "
+            f"quire repartition {root} {step.name} --partitions {step.partitions}"
+        )
+    if found["by"] != list(step.by):
+        raise MismatchError(
+            f"operator {step.name!r} has its state by {', '.join(found['by'])}, not by {', '.join(step.by)}: keys "
+            "would be looked for in the wrong partitions. Give the columns it had, or another name= for a new operator"
+        )
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _read_manifest(root: str, folder: str, run: str, name: str) -> dict[str, Any] | None:
+    """run: of the query, in which nothing changes it."""
+    storage, _ = storage_for(root)
+    try:
+        with storage.open(join(folder, MANIFEST)) as stream:
+            found: dict[str, Any] = json.loads(stream.read())
+    except NotFoundError:
+        return None
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- the driver
+
+
+def stateful(
+    df: "DataFrame",
+    operator: Operator,
+    by: "str | list[str]",
+    *,
+    partitions: int | None = None,
+    name: str | None = None,
+    checkpoint: str | None = None,
+    mode: str = "delta",
+    limit: int | str | None = None,
+    arena_dir: str | None = None,
+    bases_every: int = 10,
+    retain: int = 100,
+) -> "DataFrame":
+    """A DataFrame of what the operator gives for the rows of another, streaming or not.
+
+    by           the column, or columns, by which rows belong together: those with equal values meet in one partition.
+    partitions   how many there are, for good; by default ``spark.sql.shuffle.partitions``.
+    name         of the operator in the query's checkpoint, by default its class's; one query cannot have two of a name.
+    checkpoint   where to keep the state; by default in the query's own checkpoint, which the session knows that
+                 ``quire.configure()`` made.
+    mode         what a commit writes: "delta", changed records; "pages", changed pages; "auto", whichever is less.
+    limit        bytes of memory for the state of a partition, such as ``"512m"``.
+    arena_dir    a folder on each host for the state of its partitions; by default in the host's shared memory.
+    bases_every  after so many batches a partition's whole state is written, beside the batches that follow.
+    retain       how many batches back the state can still be read, and the query be restarted from.
+
+    >>> counts = quire.stateful(clicks, Count(), by="user")  # doctest: +SKIP
+    >>> counts.writeStream.option("checkpointLocation", "/data/counts").start()  # doctest: +SKIP
+
+    In a batch DataFrame the state begins empty and is thrown away. In a streaming one, each batch shows what happened
+    in ``query.lastProgress``, under ``observedMetrics`` and the operator's name.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if not isinstance(operator, Operator):
+        raise InvalidError(f"stateful() takes a quire.Operator, not {type(operator).__name__}")
+    keys = [by] if isinstance(by, str) else list(by)
+    missing = [key for key in keys if key not in df.columns]
+    if not keys or missing:
+        has = ", ".join(df.columns)
+        raise InvalidError(f"by {', '.join(missing) or 'nothing'}: give columns of the DataFrame, which has {has}")
+    if mode not in MODES:
+        raise InvalidError(f"mode {mode!r}: give one of {', '.join(map(repr, MODES))}")
+    count = partitions if partitions is not None else int(df.sparkSession.conf.get("spark.sql.shuffle.partitions", "200"))
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1 << 20:
+        raise InvalidError(f"partitions {count!r}: give a whole number from 1")
+    parse_bytes(limit)
+    chosen = name if name is not None else type(operator).__name__
+    if not chosen or not chosen.replace("_", "").replace("-", "").isalnum():
+        raise InvalidError(f"name {chosen!r}: give letters, digits, - and _: it names a folder of the checkpoint")
+    if f"quire_{chosen}(" in df._jdf.queryExecution().logical().toString():
+        raise InvalidError(f"the DataFrame has an operator {chosen!r} already: give one of the two another name=")
+    schema = output_schema(operator)
+    options = {"mode": mode, "limit": limit, "arena_dir": arena_dir, "bases_every": bases_every, "retain": retain}
+    step = Step(operator, chosen, tuple(keys), count, checkpoint, options)
+    whole = from_arrow_schema(_nullable(schema.append(pa.field(METRICS, METRICS_TYPE))))
+    came = df.observe(f"{chosen}.input", F.count(F.lit(1)).alias("rows"))
+    gone = came.repartition(count, *keys).mapInArrow(_function(step), whole)
+    return gone.observe(chosen, *_observed()).where(F.col(METRICS).isNull()).drop(METRICS)
+
+
+def _function(step: Step) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What Spark calls in each task. Its name shows in the plan."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return run_step(step, batches)
+
+    run.__name__ = run.__qualname__ = f"quire_{step.name}"
+    return run
+
+
+def _observed() -> "list[Column]":
+    from pyspark.sql import functions as F
+
+    sums = {name: f"{METRICS}.{name}" for name in ("rows_out", "keys", "bytes", "written", "loaded")}
+    greatest = {name: f"{METRICS}.{name}" for name in ("load_ms", "commit_ms")}
+    return [F.sum(path).alias(name) for name, path in sums.items()] + [
+        F.max(path).alias(name) for name, path in greatest.items()
+    ]

@@ -1,0 +1,256 @@
+"""A partition's state from batch to batch: whatever is run again, moved, deleted or late, the right version is found."""
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import quire
+from quire.checkpoint.storage import LocalStorage
+from quire.statestore.arenas import Arenas, process_start, program, sweep
+from quire.statestore.partition import CATCH_UP_MAX, Partition, Place
+
+Model = dict[bytes, bytes]
+
+
+def place_on(folder: Path, host: str, **options: object) -> Place:
+    checkpoint = folder / "checkpoint"
+    arenas = Arenas(str(checkpoint), "Op", folder / host)
+    return Place(LocalStorage(), str(checkpoint / "quire" / "Op"), arenas, **options)  # type: ignore[arg-type]
+
+
+def state_of(pm: quire.PageManager) -> Model:
+    return dict(pm.map("m").items())
+
+
+def change(pm: quire.PageManager, seed: int) -> None:
+    """What a batch does to the state, as the seed says."""
+    rng, m = random.Random(seed), pm.map("m")
+    for _ in range(rng.randrange(20)):
+        key = b"%d" % rng.randrange(30)
+        if rng.random() < 0.3:
+            m.pop(key, None)
+        else:
+            m[key] = rng.randbytes(rng.choice((0, 5, 60, 3000)))
+
+
+def changed(model: Model, seed: int) -> Model:
+    with quire.PageManager() as pm:
+        pm.map("m").update(model)
+        change(pm, seed)
+        return state_of(pm)
+
+
+def run(place: Place, batch: int, work: Callable[[quire.PageManager], None], first: int = 0) -> Partition:
+    partition = Partition(place, 3, batch, first)
+    with partition as pm:
+        work(pm)
+        partition.commit()
+    return partition
+
+
+def look(place: Place, batch: int, first: int = 0) -> Model:
+    with Partition(place, 3, batch, first) as pm:
+        return state_of(pm)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    events=st.lists(
+        st.tuples(
+            st.sampled_from(("batch", "batch", "batch", "retry", "fail", "back", "lose", "cut")),
+            st.sampled_from(("host-a", "host-b")),
+            st.integers(0, 1 << 30),
+        ),
+        max_size=25,
+    ),
+    first=st.sampled_from((0, 7)),
+    mode=st.sampled_from(("delta", "pages", "auto")),
+)
+def test_each_batch_finds_what_the_one_before_left(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, str, int]], first: int, mode: str
+) -> None:
+    folder = tmp_path_factory.mktemp("partition")
+    hosts = {host: place_on(folder, host, bases_every=4, mode=mode) for host in ("host-a", "host-b")}
+    history: list[Model] = [{}]  # by batch: what it starts from
+    for kind, host, seed in events:
+        place, batch = hosts[host], first + len(history) - 1
+        if kind == "batch":
+            run(place, batch, lambda pm, seed=seed: change(pm, seed), first)  # type: ignore[misc]
+            history.append(changed(history[-1], seed))
+        elif kind == "retry" and len(history) > 1:
+            # The batch before is run again, with other rows: what it leaves now is what counts.
+            run(place, batch - 1, lambda pm, seed=seed: change(pm, seed), first)  # type: ignore[misc]
+            history[-1] = changed(history[-2], seed)
+        elif kind == "fail":
+            with pytest.raises(ZeroDivisionError), Partition(place, 3, batch, first) as pm:
+                change(pm, seed)
+                raise ZeroDivisionError
+        elif kind == "back" and len(history) > 3:
+            history = history[:-2]
+        elif kind == "lose":
+            place.arenas.forget(3)
+        elif kind == "cut" and place.arenas.path(3).exists():
+            (place.arenas.folder / "3.mark").unlink(missing_ok=True)
+        assert look(place, first + len(history) - 1, first) == history[-1]
+
+
+def test_the_state_is_found_in_memory_where_it_was_left(tmp_path: Path) -> None:
+    here, there = place_on(tmp_path, "here"), place_on(tmp_path, "there")
+    assert not run(here, 0, lambda pm: change(pm, 1)).measured.in_memory
+    assert run(here, 1, lambda pm: change(pm, 2)).measured.in_memory
+    assert not run(there, 2, lambda pm: change(pm, 3)).measured.in_memory
+    # It comes back: only what it missed is read.
+    back = run(here, 3, lambda pm: change(pm, 4))
+    assert back.measured.in_memory
+    expected: Model = {}
+    for seed in (1, 2, 3, 4):
+        expected = changed(expected, seed)
+    assert look(here, 4) == look(there, 4) == expected
+
+
+def test_one_that_missed_too_much_is_loaded_anew(tmp_path: Path) -> None:
+    here, there = place_on(tmp_path, "here", bases_every=5), place_on(tmp_path, "there", bases_every=5)
+    run(here, 0, lambda pm: change(pm, 0))
+    expected = changed({}, 0)
+    for batch in range(1, CATCH_UP_MAX + 3):
+        run(there, batch, lambda pm, seed=batch: change(pm, seed))  # type: ignore[misc]
+        expected = changed(expected, batch)
+    found = Partition(here, 3, CATCH_UP_MAX + 3, 0)
+    with found as pm:
+        assert state_of(pm) == expected
+    assert not found.measured.in_memory
+
+
+def test_two_runs_of_a_batch_at_once_both_end_well(tmp_path: Path) -> None:
+    """As a task and its speculative copy do; one of them has the arena, the other a copy."""
+    place = place_on(tmp_path, "host")
+    run(place, 0, lambda pm: change(pm, 1))
+    first, second = Partition(place, 3, 1, 0), Partition(place, 3, 1, 0)
+    with first as one, second as two:
+        one.map("m")[b"who"] = b"first"
+        two.map("m")[b"who"] = b"second"
+        first.commit()
+        second.commit()
+    assert look(place, 2)[b"who"] == b"second"
+    assert look(place_on(tmp_path, "other"), 2)[b"who"] == b"second"
+
+
+def test_a_zombie_that_wakes_up_late_changes_nothing(tmp_path: Path) -> None:
+    """Its version is there beside the one that was gone on from, and nobody looks at it."""
+    place, other = place_on(tmp_path, "host"), place_on(tmp_path, "other")
+    run(place, 0, lambda pm: change(pm, 1))
+    zombie = Partition(other, 3, 1, 0)
+    with zombie as pm:
+        pm.map("m")[b"who"] = b"zombie"
+        run(place, 1, lambda pm: pm.map("m").update({b"who": b"alive"}))
+        run(place, 2, lambda pm: pm.map("m").update({b"and": b"on"}))
+        zombie.commit()
+    for host in (place, other, place_on(tmp_path, "third")):
+        found = look(host, 3)
+        assert found[b"who"] == b"alive" and found[b"and"] == b"on"
+
+
+def test_a_version_that_is_missing_is_told_with_its_likely_cause(tmp_path: Path) -> None:
+    place = place_on(tmp_path, "host")
+    run(place, 0, lambda pm: change(pm, 1))
+    with pytest.raises(quire.NotFoundError, match=r"no version 2, which batch 1 should have left.*newest is 1.*take"):
+        look(place, 2)
+    with pytest.raises(quire.NotFoundError, match="none at all"):
+        look(place_on(tmp_path / "new", "host"), 2)
+
+
+def test_bases_are_written_and_old_files_go(tmp_path: Path) -> None:
+    place = place_on(tmp_path, "host", bases_every=5, retain=3)
+    for batch in range(40):
+        run(place, batch, lambda pm, seed=batch: change(pm, seed))  # type: ignore[misc]
+    folder = Path(place.folder, "state", "0", "3")
+    names = sorted(path.name for path in folder.iterdir())
+    assert any(name.endswith(".qbase") for name in names) and len(names) < 15, names
+    expected: Model = {}
+    for seed in range(40):
+        expected = changed(expected, seed)
+    assert look(place_on(tmp_path, "other"), 40) == expected
+
+
+def test_a_limit_is_kept_and_the_state_stays(tmp_path: Path) -> None:
+    place = place_on(tmp_path, "host", limit="2m")
+    run(place, 0, lambda pm: pm.map("m").update({b"k": b"v"}))
+
+    def too_much(pm: quire.PageManager) -> None:
+        for i in range(5000):
+            pm.map("m")[b"%d" % i] = b"x" * 1000
+
+    with pytest.raises(quire.LimitError):
+        run(place, 1, too_much)
+    assert look(place, 1) == {b"k": b"v"}
+
+
+def test_others_cannot_look_into_the_arenas(tmp_path: Path) -> None:
+    place = place_on(tmp_path, "host")
+    run(place, 0, lambda pm: change(pm, 1))
+    assert (tmp_path / "host").stat().st_mode & 0o077 == 0
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o755)
+    with pytest.raises(quire.InvalidError, match="chmod it to 700"):
+        Arenas("c", "Op", tmp_path / "open")
+
+
+def test_arenas_of_the_dead_are_swept_and_those_in_use_are_not(tmp_path: Path) -> None:
+    dead, alive = place_on(tmp_path / "1", "host"), place_on(tmp_path / "2", "host")
+    root = tmp_path / "arenas"
+    dead, alive = (
+        Place(place.storage, place.folder, Arenas(place.folder, "Op", root)) for place in (dead, alive)
+    )
+    run(dead, 0, lambda pm: change(pm, 1))
+    run(alive, 0, lambda pm: change(pm, 1))
+    for user in (dead.arenas.folder / "users").iterdir():
+        user.rename(user.with_name(f"{user.name.partition('-')[0]}-1"))  # the same pid, another process
+    sweep(root)
+    assert not dead.arenas.folder.exists() and alive.arenas.path(3).exists()
+    sweep(root, idle_seconds=-1)
+    assert not alive.arenas.folder.exists()
+    # Both go on from their checkpoints.
+    assert look(dead, 1) == look(alive, 1) == changed({}, 1)
+
+
+def test_an_arena_swept_while_a_batch_runs_harms_nobody(tmp_path: Path) -> None:
+    place = place_on(tmp_path, "host")
+    run(place, 0, lambda pm: change(pm, 1))
+    partition = Partition(place, 3, 1, 0)
+    with partition as pm:
+        sweep(tmp_path / "host", idle_seconds=-1)
+        change(pm, 2)
+        partition.commit()
+    assert look(place, 2) == changed(changed({}, 1), 2)
+
+
+def test_a_program_is_named_by_its_id_and_start() -> None:
+    pid, start = program().split("-")
+    assert process_start(int(pid)) == start and process_start(1 << 30) is None
+
+
+def test_threads_of_one_process_share_the_arenas(tmp_path: Path) -> None:
+    place = place_on(tmp_path, "host")
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for batch in range(5):
+                partition = Partition(place, number, batch, 0)
+                with partition as pm:
+                    change(pm, batch)
+                    partition.commit()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
