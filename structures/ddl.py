@@ -63,7 +63,8 @@ class Token(NamedTuple):
 
 def tokens_of(text: str) -> list[Token]:
     """The pieces of the text, the end as the last of them."""
-    found, at = [], 0
+    found: list[Token] = []
+    at = 0
     while not found or found[-1].kind:
         match = TOKEN.match(text, at)
         if match is None or match.lastgroup is None:

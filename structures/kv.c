@@ -595,6 +595,117 @@ int quire_kv_append_many(quire_kv *kv, const quire_rows *keys, const quire_rows 
     return put_many(kv, keys, values, done, true);
 }
 
+/* Takes values that lie back to back, each behind its length, apart. */
+static int add_values(const quire_buffer *values, uint64_t value_count, quire_column *column) {
+    size_t at = 0;
+    for (uint64_t i = 0; i < value_count; i++) {
+        uint32_t value_bytes;
+        if (values->count - at < sizeof value_bytes) {
+            break;
+        }
+        memcpy(&value_bytes, values->bytes + at, sizeof value_bytes);
+        at += sizeof value_bytes;
+        if (values->count - at < value_bytes) {
+            break;
+        }
+        QUIRE_TRY(quire_column_add(column, values->bytes + at, value_bytes));
+        at += value_bytes;
+        if (i + 1 == value_count && at == values->count) {
+            return QUIRE_OK;
+        }
+    }
+    return quire_fail(QUIRE_E_CORRUPT, "the key is said to have %" PRIu64 " values, which %zu bytes do not hold",
+                      value_count, values->count);
+}
+
+static int get_list(quire_kv *kv, const quire_rows *keys, int64_t row, quire_buffer *list, quire_column *values) {
+    const quire_record *record;
+    size_t key_bytes;
+    uint64_t value_count;
+    if (quire_rows_null(keys, row)) {
+        return QUIRE_OK;
+    }
+    const uint8_t *key = quire_rows_at(keys, row, &key_bytes);
+    int rc = find(kv, key, key_bytes, &record);
+    if (rc == QUIRE_E_NOTFOUND) {
+        return QUIRE_OK;
+    }
+    QUIRE_TRY(rc);
+    QUIRE_TRY(quire_record_values(view_of(kv), record, list, &value_count));
+    return add_values(list, value_count, values);
+}
+
+int quire_kv_get_lists(quire_kv *kv, const quire_rows *keys, int64_t *offsets, quire_column *values) {
+    quire_rows rows;
+    QUIRE_TRY(quire_rows_open("keys", keys, true, &rows));
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    int rc = QUIRE_OK;
+    quire_buffer list = {0};
+    int64_t first = values->row_count;
+    offsets[0] = 0;
+    for (int64_t row = 0; row < rows.row_count && rc == QUIRE_OK; row++) {
+        prefetch(kv, &rows, row);
+        rc = get_list(kv, &rows, row, &list, values);
+        rc = rc == QUIRE_OK ? rc : quire_fail_at_row(rc, row);
+        offsets[row + 1] = values->row_count - first;
+    }
+    quire_buffer_free(&list);
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+static int check_lists(const int64_t *offsets, int64_t row_count, int64_t value_count) {
+    for (int64_t row = 0; row < row_count; row++) {
+        if (offsets[row] < 0 || offsets[row + 1] < offsets[row] || offsets[row + 1] > value_count) {
+            return quire_fail(QUIRE_E_INVALID,
+                              "list %" PRId64 " is said to be the values %" PRId64 " to %" PRId64
+                              ": offsets must not fall, and there are %" PRId64 " values",
+                              row, offsets[row], offsets[row + 1], value_count);
+        }
+    }
+    return QUIRE_OK;
+}
+
+static int put_list(quire_kv *kv, const quire_rows *keys, int64_t row, const quire_rows *values, int64_t first,
+                    int64_t end) {
+    size_t key_bytes;
+    const uint8_t *key = quire_rows_at(keys, row, &key_bytes);
+    if (first == end) {
+        int rc = remove_entered(kv, key, key_bytes);
+        return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
+    }
+    for (int64_t i = first; i < end; i++) {
+        size_t value_bytes;
+        const uint8_t *value = quire_rows_at(values, i, &value_bytes);
+        QUIRE_TRY(put_entered(kv, key, key_bytes, value, value_bytes, i != first));
+    }
+    return QUIRE_OK;
+}
+
+int quire_kv_put_lists(quire_kv *kv, const quire_rows *keys, const int64_t *offsets, const quire_rows *values,
+                       int64_t *done) {
+    quire_rows key_rows;
+    quire_rows value_rows;
+    *done = 0;
+    QUIRE_TRY(quire_rows_open("keys", keys, false, &key_rows));
+    QUIRE_TRY(quire_rows_open("values", values, false, &value_rows));
+    QUIRE_TRY(check_lists(offsets, key_rows.row_count, value_rows.row_count));
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    int rc = QUIRE_OK;
+    int64_t row = 0;
+    for (; row < key_rows.row_count; row++) {
+        prefetch(kv, &key_rows, row);
+        rc = put_list(kv, &key_rows, row, &value_rows, offsets[row], offsets[row + 1]);
+        if (QUIRE_UNLIKELY(rc != QUIRE_OK)) {
+            rc = quire_fail_at_row(rc, row);
+            break;
+        }
+    }
+    quire_handle_leave(&kv->at);
+    *done = row;
+    return rc;
+}
+
 int quire_kv_remove_many(quire_kv *kv, const quire_rows *keys, uint8_t *found, int64_t *removed) {
     quire_rows rows;
     *removed = 0;

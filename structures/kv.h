@@ -80,6 +80,14 @@ int quire_kv_contains_many(quire_kv *kv, const quire_rows *keys, uint8_t *found)
 /* *done: rows stored; all of them unless an error is returned. Null keys or values are QUIRE_E_INVALID and nothing is stored. */
 int quire_kv_put_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done);
 int quire_kv_append_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done);
+/* All values of each key, appended to values. Those of row r are the rows offsets[r] to offsets[r + 1] - 1 of what is appended; offsets has
+ * room for a number more than there are keys. A key that is missing has none: every key that is there has one at least. */
+int quire_kv_get_lists(quire_kv *kv, const quire_rows *keys, int64_t *offsets, quire_column *values);
+/* Replaces all values of the key of row r by the rows offsets[r] to offsets[r + 1] - 1 of values; if there are none, the key is removed.
+ * *done: keys done. Nulls are QUIRE_E_INVALID and nothing is stored; after another error the key of row *done may have the first of its new
+ * values only. */
+int quire_kv_put_lists(quire_kv *kv, const quire_rows *keys, const int64_t *offsets, const quire_rows *values,
+                       int64_t *done);
 /* found may be NULL. *removed: how many keys were there. */
 int quire_kv_remove_many(quire_kv *kv, const quire_rows *keys, uint8_t *found, int64_t *removed);
 

@@ -4,18 +4,38 @@ Both hold bytes under bytes. With a ``Schema`` they take and give Python objects
 turns them into bytes and back. ``PlainBytes`` stands in for it in maps without one.
 """
 
+import contextlib
 import struct
-from collections.abc import Generator, ItemsView, Iterator, KeysView, MutableMapping, ValuesView
+from collections.abc import Callable, Generator, ItemsView, Iterator, KeysView, MutableMapping, ValuesView
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from quire._native import ffi, lib
 from quire.pagemgr.callbacks import STOP, collect, keep_error
 from quire.pagemgr.errors import InvalidError, NotFoundError, QuireError, check, fail
 from quire.pagemgr.lifetime import Face, Handle, Scope, in_cell
 from quire.structures.arrow import Column, Rows, aligned, as_array, chunks
+from quire.structures.groups import (
+    ADDED,
+    COMPARED,
+    Combine,
+    add,
+    among_last,
+    as_columns,
+    combine_columns,
+    greatest,
+    groups_of,
+    kept_lists,
+    least,
+    make_lists,
+    refuse_family,
+    rounds,
+    split_lists,
+    whole,
+)
 from quire.structures.schema import Schema
 
 # A scan reads blocks that grow: looking at the first record stays cheap, a long scan crosses into C seldom.
@@ -249,7 +269,7 @@ def make_batch(codec: Codec, keys: Any, values: Any) -> Any:
         return pa.record_batch([keys, values], names=["key", "value"])
     columns: list[Any] = []
     for part in (codec.decode_keys(keys), codec.decode_values(values)):
-        columns += part.columns if isinstance(part, pa.RecordBatch) else [part]
+        columns += columns_of(part)
     return pa.record_batch(columns, schema=pa.schema([*codec.key, *codec.value]))
 
 
@@ -458,13 +478,15 @@ class Map(Face, MutableMapping[Any, Any]):
         [b'2', None]
         """
         encoded = self._codec.encode_keys(keys)
-        parts = []
-        for chunk in chunks(encoded):
-            rows, column = Rows(chunk), Column()
-            with self._guard:
-                check(lib.quire_kv_get_many(self._kv(), rows.pointer, column.pointer))
-            parts.append(self._codec.decode_values(column.to_array()))
+        parts = [self._codec.decode_values(self._get_rows(chunk)) for chunk in chunks(encoded)]
         return join(parts) if isinstance(encoded, pa.ChunkedArray) else parts[0]
+
+    def _get_rows(self, keys: Any) -> Any:
+        """The value of each key, all of them bytes."""
+        rows, column = Rows(keys), Column()
+        with self._guard:
+            check(lib.quire_kv_get_many(self._kv(), rows.pointer, column.pointer))
+        return column.to_array()
 
     def contains_many(self, keys: Any) -> Any:
         """For each key whether it is there, as an Arrow array of booleans."""
@@ -488,18 +510,69 @@ class Map(Face, MutableMapping[Any, Any]):
         self._store_many(lib.quire_kv_append_many, keys, values)
 
     def _store_many(self, call: Any, keys: Any, values: Any) -> None:
-        done, before = ffi.new("int64_t *"), 0
         encoded_keys, encoded_values = self._codec.encode_keys(keys), self._codec.encode_values(values)
+        before = 0
         for key_chunk, value_chunk in aligned(encoded_keys, encoded_values):
-            key_rows, value_rows = Rows(key_chunk), Rows(value_chunk)
-            done[0] = 0
-            try:
-                with self._guard:
-                    check(call(self._kv(), key_rows.pointer, value_rows.pointer, done))
-            except QuireError as error:
-                error.rows_done = before + int(done[0])
-                raise
+            self._store_rows(call, key_chunk, value_chunk, before)
             before += len(key_chunk)
+
+    def _store_rows(self, call: Any, keys: Any, values: Any, before: int = 0) -> None:
+        """Stores bytes under bytes; before: how many rows of the call were stored already."""
+        key_rows, value_rows, done = Rows(keys), Rows(values), ffi.new("int64_t *")
+        with rows_done(done, before), self._guard:
+            check(call(self._kv(), key_rows.pointer, value_rows.pointer, done))
+
+    def get_lists(self, keys: Any) -> Any:
+        """All values of each key as an Arrow array of lists, null where a key is missing.
+
+        With several columns the values are structs.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     visits = pm.map("visits", quire.Schema(key="user string", value="page string"))
+        ...     visits.append_many(["bo", "al", "bo"], ["home", "home", "cart"])
+        ...     visits.get_lists(["bo", "cy"]).to_pylist()
+        [['home', 'cart'], None]
+        """
+        offsets, values = self._get_list_rows(whole(self._codec.encode_keys(keys)))
+        decoded = self._codec.decode_values(values)
+        return make_lists(offsets, decoded.to_struct_array() if isinstance(decoded, pa.RecordBatch) else decoded)
+
+    def _get_list_rows(self, keys: Any) -> tuple[Any, Any]:
+        """Where the values of each key begin, and all values, as bytes."""
+        rows, column = Rows(keys), Column()
+        offsets = np.zeros(len(keys) + 1, np.int64)
+        with self._guard:
+            out = ffi.from_buffer("int64_t[]", offsets)
+            check(lib.quire_kv_get_lists(self._kv(), rows.pointer, out, column.pointer))
+        return offsets, column.to_array()
+
+    def put_lists(self, keys: Any, lists: Any) -> None:
+        """Replaces all values of each key by those of its list; an empty list removes the key.
+
+        ``lists`` is an Arrow array of lists, of structs if there are several columns, or a list of lists. An error's
+        ``rows_done`` says how many keys were done before it; the one after these may have a part of its values.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     visits = pm.map("visits", quire.Schema(key="user string", value="page string"))
+        ...     visits.put_lists(["bo", "al"], [["home", "cart"], ["home"]])
+        ...     visits.put_lists(["al"], [[]])
+        ...     visits.get_all("bo"), "al" in visits
+        (['home', 'cart'], False)
+        """
+        encoded = whole(self._codec.encode_keys(keys))
+        offsets, values = split_lists(lists, self._codec.encode_values, self._codec.value_bytes)
+        if len(encoded) != len(offsets) - 1:
+            raise InvalidError(f"{len(encoded)} keys but {len(offsets) - 1} lists: give as many of one as of the other")
+        self._put_list_rows(encoded, offsets, values)
+
+    def _put_list_rows(self, keys: Any, offsets: Any, values: Any) -> None:
+        """As put_lists, of bytes."""
+        key_rows, value_rows, done = Rows(keys), Rows(values), ffi.new("int64_t *")
+        starts = ffi.from_buffer("int64_t[]", offsets)
+        with rows_done(done, 0), self._guard:
+            check(lib.quire_kv_put_lists(self._kv(), key_rows.pointer, starts, value_rows.pointer, done))
 
     def remove_many(self, keys: Any) -> int:
         """Removes each key that is there, and says how many were.
@@ -518,6 +591,149 @@ class Map(Face, MutableMapping[Any, Any]):
                 check(lib.quire_kv_remove_many(self._kv(), rows.pointer, ffi.NULL, removed))
             total += int(removed[0])
         return total
+
+    # ------------------------------------------------------------------------------------------------ by key, in bulk
+
+    def update_many(self, keys: Any, values: Any, function: Callable[[Any, Any], Any]) -> None:
+        """As ``m[key] = function(m.get(key), value)`` row by row, with a function of whole columns.
+
+        ``function(old, new)`` is given the values that there are, null where there is none, and those of this call, as
+        Arrow arrays (record batches where there are several columns), and returns as many values to store. It is called
+        once if no key comes twice, else once for the first rows of all keys, once for the second ones, and so on.
+        An error's ``rows_done`` counts rows in that order.
+
+        >>> import pyarrow.compute as pc
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     last = pm.map("last", quire.Schema(key="user string", value="bigint"))
+        ...     last.update_many(["bo", "al", "bo"], [3, 5, 4], lambda old, new: pc.add(pc.fill_null(old, 100), new))
+        ...     sorted(last.items())
+        [('al', 105), ('bo', 107)]
+        """
+        encoded, given = whole(self._codec.encode_keys(keys)), as_columns(values)
+        refuse_lengths(encoded, given)
+        done = 0
+        with self._guard:
+            for rows in rounds(groups_of(encoded)[1]):
+                part = encoded.take(pa.array(rows))
+                old = self._codec.decode_values(self._get_rows(part))
+                made = whole(self._codec.encode_values(function(old, given.take(pa.array(rows)))))
+                if len(made) != len(part):
+                    raise InvalidError(f"the function gave {len(made)} values for {len(part)} keys: give one for each")
+                self._store_rows(lib.quire_kv_put_many, part, made, done)
+                done += len(part)
+
+    def add_many(self, keys: Any, values: Any) -> Any:
+        """Adds each value to what its key has, column by column; a key that is not there gets the value itself.
+
+        Gives the keys with their new values, as a record batch with the columns of the schema. Numbers only; a sum
+        that its column cannot hold is an ``InvalidError``, and nothing is stored.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     counts = pm.map("counts", quire.Schema(key="user string", value="n bigint"))
+        ...     counts["bo"] = 10
+        ...     counts.add_many(["bo", "al", "bo"], [1, 1, 1]).to_pylist()
+        [{'user': 'bo', 'n': 12}, {'user': 'al', 'n': 1}]
+        """
+        return self._combine(keys, values, add, ADDED, "added")
+
+    def min_many(self, keys: Any, values: Any) -> Any:
+        """Keeps the least of each value and what its key has, column by column: numbers, times, text or bytes.
+
+        Gives the keys with their values now, as ``add_many`` does. NaN is above all numbers.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     first = pm.map("first", quire.Schema(key="user string", value="page string"))
+        ...     first.min_many(["bo", "al", "bo"], ["cart", "home", "about"]).to_pylist()
+        [{'user': 'bo', 'page': 'about'}, {'user': 'al', 'page': 'home'}]
+        """
+        return self._combine(keys, values, least, COMPARED, "compared")
+
+    def max_many(self, keys: Any, values: Any) -> Any:
+        """Keeps the greatest of each value and what its key has; see ``min_many``.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     top = pm.map("top", quire.Schema(key="user string", value="n int, score double"))
+        ...     top["bo"] = {"n": 5, "score": 0.5}
+        ...     top.max_many(["bo", "bo"], {"n": [3, 4], "score": [0.25, 0.75]}).to_pylist()
+        [{'user': 'bo', 'n': 5, 'score': 0.75}]
+        """
+        return self._combine(keys, values, greatest, COMPARED, "compared")
+
+    def _combine(self, keys: Any, values: Any, combine: Combine, families: tuple[str, ...], verb: str) -> Any:
+        schema = self._schema
+        if schema is None:
+            raise InvalidError(f"bytes cannot be {verb} as numbers: give the map {self._name!r} a schema")
+        called = [schema._value.called(field) for field in schema.value]
+        for field, name in zip(schema.value, called, strict=True):
+            refuse_family(field, name, families, verb)
+        encoded, given = whole(schema.encode_keys(keys)), schema._value.arrays(values)
+        refuse_lengths(encoded, given[0])
+        distinct, groups = groups_of(encoded)
+        with self._guard:
+            found = columns_of(schema.decode_values(self._get_rows(distinct)))
+            columns = zip(schema.value, called, found, given, strict=True)
+            made = [whole(combine_columns(*column, groups, combine)) for column in columns]
+            self._store_rows(lib.quire_kv_put_many, distinct, schema.encode_values(made if len(made) > 1 else made[0]))
+        fields = pa.schema([*schema.key, *schema.value])
+        return pa.record_batch([*columns_of(schema.decode_keys(distinct)), *made], schema=fields)
+
+    def keep_last(self, keys: Any, n: int) -> int:
+        """Each of these keys keeps the last n of its values; gives how many values were dropped.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     visits = pm.map("visits", quire.Schema(key="user string", value="page string"))
+        ...     visits.append_many(["bo"] * 4, ["home", "cart", "home", "help"])
+        ...     visits.keep_last(["bo"], 2), visits.get_all("bo")
+        (2, ['home', 'help'])
+        """
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise InvalidError(f"n is {n!r}: give how many values each key keeps, 0 or more")
+        return self._keep(keys, lambda offsets, values: among_last(offsets, n))
+
+    def expire_before(self, keys: Any, bound: Any, column: str | None = None) -> int:
+        """Drops those values of these keys that are less than the bound; gives how many they were.
+
+        With several columns, ``column`` says which one is compared. A key that has no values left is removed. Nulls
+        and NaN stay.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     visits = pm.map("visits", quire.Schema(key="user string", value="t bigint, page string"))
+        ...     visits.append_many(["bo", "bo"], {"t": [1, 7], "page": ["home", "cart"]})
+        ...     visits.expire_before(["bo", "al"], 5, "t"), visits.get_all("bo")
+        (1, [{'t': 7, 'page': 'cart'}])
+        """
+        limit: Any
+        if self._schema is not None:
+            index, limit = self._schema._value.bound(bound, column)
+        elif column is None:
+            index, limit = 0, pa.scalar(as_bytes(bound, "bound"))
+        else:
+            raise InvalidError(f"{self._name!r} holds bytes and has no column {column!r}: give the map a schema")
+
+        def young(offsets: Any, values: Any) -> Any:
+            compared = columns_of(self._codec.decode_values(values))[index]
+            if self._schema is None:
+                compared = compared.cast(pa.large_binary())
+            old = pc.fill_null(pc.less(compared, limit), False)
+            return ~old.to_numpy(zero_copy_only=False)
+
+        return self._keep(keys, young)
+
+    def _keep(self, keys: Any, choose: Callable[[Any, Any], Any]) -> int:
+        """Drops the values that choose, given lists as offsets and bytes, says False to."""
+        encoded = whole(self._codec.encode_keys(keys))
+        distinct = encoded.filter(encoded.is_valid()).unique()
+        with self._guard:
+            offsets, values = self._get_list_rows(distinct)
+            keep = choose(offsets, values)
+            self._put_list_rows(*kept_lists(distinct, offsets, values, keep))
+        return int(len(keep) - np.count_nonzero(keep))
 
     # ------------------------------------------------------------------------------------------------ scans
 
@@ -571,7 +787,9 @@ class Map(Face, MutableMapping[Any, Any]):
 
     def to_table(self) -> Any:
         """The whole map as one Arrow table: a row for each key with its first value, as in ``to_batches``."""
-        batches = list(self.to_batches())
+        return self._table(list(self.to_batches()))
+
+    def _table(self, batches: list[Any]) -> Any:
         return pa.Table.from_batches(batches or [make_batch(self._codec, *[pa.array([], pa.binary())] * 2)])
 
     # ------------------------------------------------------------------------------------------------ checks
@@ -600,6 +818,27 @@ class Map(Face, MutableMapping[Any, Any]):
                 found = collect(lambda context: lib.quire_kv_changes(newer_kv, older_kv, visit, context))
         key_out, value_out = self._codec.key_from_bytes, self._codec.value_from_bytes
         return [(key_out(key), None if values is None else [value_out(v) for v in values]) for key, values in found]
+
+
+@contextlib.contextmanager
+def rows_done(done: Any, before: int) -> Iterator[None]:
+    """Tells an error of a bulk call how many rows were stored before it."""
+    try:
+        yield
+    except QuireError as error:
+        error.rows_done = before + int(done[0])
+        raise
+
+
+def refuse_lengths(keys: Any, values: Any) -> None:
+    """Refuses more or fewer values than keys."""
+    if len(keys) != len(values):
+        raise InvalidError(f"{len(keys)} keys but {len(values)} values: give as many of one as of the other")
+
+
+def columns_of(rows: Any) -> list[Any]:
+    """The columns of a record batch, or the one that an array is."""
+    return list(rows.columns) if isinstance(rows, pa.RecordBatch) else [rows]
 
 
 def batch_rows(rows: int) -> int:
@@ -673,6 +912,23 @@ class OrderedMap(Map):
         with self._guard:
             check(lib.quire_kv_remove_range(self._kv(), low_pointer, low_count, high_pointer, high_count, removed))
         return int(removed[0])
+
+    def pop_range(self, lo: Any = None, hi: Any = None) -> Any:
+        """Takes out the keys with lo <= key < hi and gives them as an Arrow table, in order.
+
+        There is a row for each key, with its first value, as in ``to_batches``.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     jobs = pm.ordered_map("jobs", quire.Schema(key="at bigint", value="what string"))
+        ...     jobs.update({3: "c", 1: "a", 2: "b"})
+        ...     jobs.pop_range(hi=3).to_pylist(), list(jobs)
+        ([{'at': 1, 'what': 'a'}, {'at': 2, 'what': 'b'}], [3])
+        """
+        with self._guard:
+            table = self._table(list(self.range_batches(lo, hi)))
+            self.remove_range(lo, hi)
+        return table
 
     def first(self) -> tuple[Any, Any]:
         """The pair with the smallest key; ``NotFoundError`` if the map is empty."""

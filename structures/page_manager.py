@@ -5,11 +5,13 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from typing import Any, TypeVar
 
 from quire._native import ffi, lib
 from quire.pagemgr.errors import InvalidError, MismatchError, NotFoundError
+from quire.pagemgr.lifetime import Face
 from quire.pagemgr.page_manager import (
     RESERVED_PREFIX,
     Arena,
@@ -22,8 +24,8 @@ from quire.pagemgr.page_manager import encode_name as any_name_bytes
 from quire.pagemgr.page_manager import user_name as any_user_name
 from quire.structures.maps import Map, OrderedMap
 from quire.structures.raw import Raw
-from quire.structures.schema import Schema
-from quire.structures.sequences import Deque, List, Records
+from quire.structures.schema import ColumnsLike, Schema
+from quire.structures.sequences import Deque, List, Records, record_schema
 
 KINDS = {
     lib.QUIRE_KIND_MAP: "map",
@@ -40,6 +42,7 @@ SCHEMA_NAME_BYTES_MAX = lib.QUIRE_NAME_BYTES_MAX - len(SCHEMA_PREFIX)
 
 MapType = TypeVar("MapType", bound=Map)
 RecordsType = TypeVar("RecordsType", bound=Records)
+Structure = TypeVar("Structure", bound=Face)
 
 
 def encode_name(name: str) -> bytes:
@@ -135,11 +138,15 @@ class Snapshot(ArenaSnapshot):
     b'1'
     """
 
-    def _open_map(self, face: type[MapType], name: str) -> MapType:
-        schema, encoded = None, encode_name(name)
+    def _stored_schema(self, name: str) -> Schema | None:
         stored = SCHEMA_PREFIX + name
-        if not name.startswith(RESERVED_PREFIX) and stored in self._kinds():
-            schema = Schema.from_bytes(self._open_map(Map, stored)[SCHEMA_KEY])
+        if name.startswith(RESERVED_PREFIX) or stored not in self._kinds():
+            return None
+        return Schema.from_bytes(self._open_map(Map, stored)[SCHEMA_KEY])
+
+    def _open_map(self, face: type[MapType], name: str) -> MapType:
+        encoded = encode_name(name)
+        schema = self._stored_schema(name)
         out = ffi.new("quire_kv **")
         with self._handle.gate:
             pointer, kind = self._handle.pointer, face.KIND
@@ -147,11 +154,13 @@ class Snapshot(ArenaSnapshot):
             return face(self, self._handle.scope, out[0], name, schema)
 
     def _open_records(self, face: type[RecordsType], name: str) -> RecordsType:
+        encoded = encode_name(name)
+        schema = self._stored_schema(name)
         out = ffi.new("quire_sequence **")
         with self._handle.gate:
-            code = lib.quire_sequence_open_snap(self._handle.pointer, encode_name(name), out)
+            code = lib.quire_sequence_open_snap(self._handle.pointer, encoded, out)
             check_kind(code, name, face.KIND, self._kinds)
-            return face(self, self._handle.scope, out[0], name)
+            return face(self, self._handle.scope, out[0], name, schema)
 
     def map(self, name: str) -> Map:
         """The map of that name as it was, read only."""
@@ -283,20 +292,31 @@ class PageManager(Arena):
             return None
         return Schema.from_bytes(self._kv(Map, schema_set(name), None)[SCHEMA_KEY])
 
-    def _open_map(self, face: type[MapType], name: str, schema: Schema | None) -> MapType:
-        if schema is not None and not isinstance(schema, Schema):
-            raise InvalidError(f"schema is a quire.Schema or None, not {type(schema).__name__}")
+    def _records(self, face: type[RecordsType], name: str, schema: Schema | None) -> RecordsType:
+        """As _kv, for a sequence."""
+        out = ffi.new("quire_sequence **")
+        with self._lock:
+            code = lib.quire_sequence_open(self._live(), encode_name(name), out)
+            check_kind(code, name, face.KIND, self._kinds)
+            return face(self, self._scope, out[0], name, schema)
+
+    def _with_schema(
+        self, name: str, schema: Schema | None, open_it: Callable[[str, Schema | None], Structure]
+    ) -> Structure:
+        """Opens or creates, with the schema that is stored or is to be stored."""
         user_name(name)
         with self._lock:
             if self._exists(name):
                 stored = self._stored_schema(name)
+                found = open_it(name, stored)
                 if schema is not None and schema != stored:
-                    raise MismatchError(f"{name!r} was made with {stored or 'no schema'}, not with {schema}")
-                return self._kv(face, name, stored)
+                    was, given = (told_schema(found, it) for it in (stored, schema))
+                    raise MismatchError(f"{name!r} was made with {was}, not with {given}")
+                return found
             if schema is None:
-                return self._kv(face, name, None)
+                return open_it(name, None)
             stored_in = schema_set(name)
-            made = self._kv(face, name, schema)
+            made = open_it(name, schema)
             try:
                 self._kv(Map, stored_in, None)[SCHEMA_KEY] = schema.to_bytes()
             except BaseException:
@@ -304,12 +324,14 @@ class PageManager(Arena):
                 raise
             return made
 
-    def _open_records(self, face: type[RecordsType], name: str) -> RecordsType:
-        out = ffi.new("quire_sequence **")
-        with self._lock:
-            code = lib.quire_sequence_open(self._live(), encode_name(user_name(name)), out)
-            check_kind(code, name, face.KIND, self._kinds)
-            return face(self, self._scope, out[0], name)
+    def _open_map(self, face: type[MapType], name: str, schema: Schema | None) -> MapType:
+        if schema is not None and not isinstance(schema, Schema):
+            raise InvalidError(f"schema is a quire.Schema or None, not {type(schema).__name__}")
+        return self._with_schema(name, schema, partial(self._kv, face))
+
+    def _open_records(self, face: type[RecordsType], name: str, value: ColumnsLike) -> RecordsType:
+        schema = None if value is None else record_schema(value)
+        return self._with_schema(name, schema, partial(self._records, face))
 
     def map(self, name: str, schema: Schema | None = None) -> Map:
         """Opens or creates the map of that name.
@@ -323,13 +345,24 @@ class PageManager(Arena):
         """Opens or creates the ordered map of that name; schema as in ``map``."""
         return self._open_map(OrderedMap, name, schema)
 
-    def list(self, name: str) -> List:
-        """Opens or creates the list of that name."""
-        return self._open_records(List, name)
+    def list(self, name: str, value: ColumnsLike = None) -> List:
+        """Opens or creates the list of that name.
 
-    def deque(self, name: str) -> Deque:
-        """Opens or creates the deque of that name."""
-        return self._open_records(Deque, name)
+        value: the columns of its records, said as those of a ``Schema``: ``"bigint"``, ``"user string, n bigint"``,
+        Arrow types. None: bytes, or what it was made with. Others than it was made with are a ``MismatchError``.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     log = pm.list("log", "user string, n bigint")
+        ...     log.append({"user": "bo", "n": 3})
+        ...     log[0]
+        {'user': 'bo', 'n': 3}
+        """
+        return self._open_records(List, name, value)
+
+    def deque(self, name: str, value: ColumnsLike = None) -> Deque:
+        """Opens or creates the deque of that name; value as in ``list``."""
+        return self._open_records(Deque, name, value)
 
     def raw(self, name: str) -> Raw:
         """Opens or creates a set of raw pages."""
@@ -476,7 +509,14 @@ class PageManager(Arena):
                 if kind in MAP_CLASSES:
                     self._kv(MAP_CLASSES[kind], name, None).check()
                 elif kind == lib.QUIRE_KIND_SEQUENCE:
-                    self._open_records(List, name).check()
+                    self._records(List, name, None).check()
+
+
+def told_schema(structure: Face, schema: Schema | None) -> str:
+    """How messages show what a structure is made of."""
+    if schema is None:
+        return "no schema"
+    return repr(schema._value if isinstance(structure, Records) else schema)
 
 
 def map_names(names: Iterable[str]) -> list[str]:

@@ -230,13 +230,17 @@ class Columns:
 
     # -------------------------------------------------------------------------------- bulk
 
-    def encode(self, rows: RowsLike) -> pa.Array:
-        """Rows to an array of bytes."""
+    def arrays(self, rows: RowsLike) -> list[pa.Array]:
+        """The columns of rows in the declared types."""
         arrays = [self._cast(field, array) for field, array in zip(self.schema, self._split(rows), strict=True)]
         lengths = {len(array) for array in arrays}
         if len(lengths) > 1:
             raise InvalidError(f"the columns of the {self.part} differ in length: {sorted(lengths)}")
-        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return arrays
+
+    def encode(self, rows: RowsLike) -> pa.Array:
+        """Rows to an array of bytes."""
+        batch = pa.RecordBatch.from_arrays(self.arrays(rows), schema=self.schema)
         exported = ffi.new("struct ArrowArray *")
         batch._export_to_c(address(exported))
         column = Column()
@@ -312,6 +316,21 @@ class Columns:
             raise InvalidError(
                 f"{self.called(field)} is {field.type}; the {shown} given cannot become that without loss: {error}"
             ) from error
+
+    def bound(self, bound: Any, column: str | None) -> tuple[int, pa.Scalar]:
+        """The place of the column of that name, or of the only one, and what its values are compared with."""
+        names = self.schema.names
+        if column not in names and (column is not None or not self.single):
+            raise InvalidError(f"column {column!r}: give one of the columns of the {self.part}, {names}")
+        index = 0 if column is None else names.index(column)
+        field = self.schema.field(index)
+        limit = self._one(field, bound)[0]
+        try:
+            if limit.is_valid and pc.less(limit, limit) is not None:
+                return index, limit
+        except pa.ArrowException as error:
+            raise InvalidError(f"{self.called(field)} is {field.type}, which has no order here: {error}") from error
+        raise InvalidError(f"{self.called(field)}: give a bound that is not null")
 
     # -------------------------------------------------------------------------------- one row
 

@@ -54,6 +54,9 @@ int quire_kv_get_many(quire_kv *kv, const quire_rows *keys, quire_column *values
 int quire_kv_contains_many(quire_kv *kv, const quire_rows *keys, uint8_t *found);
 int quire_kv_put_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done);
 int quire_kv_append_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done);
+int quire_kv_get_lists(quire_kv *kv, const quire_rows *keys, int64_t *offsets, quire_column *values);
+int quire_kv_put_lists(quire_kv *kv, const quire_rows *keys, const int64_t *offsets, const quire_rows *values,
+                       int64_t *done);
 int quire_kv_remove_many(quire_kv *kv, const quire_rows *keys, uint8_t *found, int64_t *removed);
 
 #define QUIRE_CURSOR_REVERSE 1
