@@ -446,9 +446,7 @@ class Manager:
             raise
         return pm
 
-    def adopt(
-        self, pm: PageManager, version: Version, listing: Listing, point: tuple[int, int] = (0, 0)
-    ) -> None:
+    def adopt(self, pm: PageManager, version: Version, listing: Listing, point: tuple[int, int] = (0, 0)) -> None:
         """Goes on from a state that is known to be this version of the checkpoint, in place of ``load()``.
 
         listing: of the store, from a moment ago. point: what ``point`` was when the arena was left. Changes that ``pm``

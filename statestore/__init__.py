@@ -1,5 +1,8 @@
-"""The versioned store behind Spark's state-store contract, and the configuration of sessions that use it."""
+"""The versioned store behind Spark's state-store contract, operators in Python, and the configuration of sessions."""
 
+from quire.statestore.operator import Operator
 from quire.statestore.session import configure
+from quire.statestore.state import State
+from quire.statestore.stateful import stateful
 
-__all__ = ["configure"]
+__all__ = ["Operator", "State", "configure", "stateful"]

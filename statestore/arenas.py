@@ -29,7 +29,7 @@ from quire.checkpoint.reader import Version
 from quire.pagemgr.errors import BusyError, InvalidError, IOFailedError, QuireError
 from quire.structures import PageManager
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108
+SHARED_MEMORY = "/dev/shm"
 # What a stopped query of a living application left is removed after so long, and looked for so often.
 IDLE_SECONDS = 900.0
 SWEEP_SECONDS = 30.0

@@ -30,7 +30,7 @@ from quire.pagemgr import (
     Stats,
     VersionError,
 )
-from quire.statestore import configure
+from quire.statestore import Operator, State, configure, stateful
 from quire.structures import Deque, List, Map, OrderedMap, PageManager, Raw, Schema, Snapshot
 
 __version__ = "0.1.0"
@@ -52,6 +52,7 @@ __all__ = [
     "NoMemoryError",
     "NoSpaceError",
     "NotFoundError",
+    "Operator",
     "OrderedMap",
     "PageManager",
     "PositionError",
@@ -60,9 +61,11 @@ __all__ = [
     "ReadOnlyError",
     "Schema",
     "Snapshot",
+    "State",
     "Stats",
     "VersionError",
     "__version__",
     "configure",
     "jar",
+    "stateful",
 ]

@@ -203,9 +203,7 @@ def test_others_cannot_look_into_the_arenas(tmp_path: Path) -> None:
 def test_arenas_of_the_dead_are_swept_and_those_in_use_are_not(tmp_path: Path) -> None:
     dead, alive = place_on(tmp_path / "1", "host"), place_on(tmp_path / "2", "host")
     root = tmp_path / "arenas"
-    dead, alive = (
-        Place(place.storage, place.folder, Arenas(place.folder, "Op", root)) for place in (dead, alive)
-    )
+    dead, alive = (Place(place.storage, place.folder, Arenas(place.folder, "Op", root)) for place in (dead, alive))
     run(dead, 0, lambda pm: change(pm, 1))
     run(alive, 0, lambda pm: change(pm, 1))
     for user in (dead.arenas.folder / "users").iterdir():
