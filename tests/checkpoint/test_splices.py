@@ -1,5 +1,8 @@
 """Lists and deques in deltas: what was spliced, as bytes, and those bytes applied to the older state."""
 
+import os
+import random
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
@@ -285,6 +288,38 @@ def test_raw_pages_are_refused(pm):
     with pytest.raises(quire.InvalidError, match=r"'blocks' is raw pages.*mode pages takes it"):
         delta.write(pm)
     assert pages.write(pm, 0)
+
+
+def test_damaged_nodes_never_crash(tmp_path):
+    """In the older state, the newer one, or both: an error, or some delta; no crash and no endless loop."""
+    path = tmp_path / "arena"
+    rng = random.Random(1)
+    with quire.PageManager(path, page_size=1024) as pm, path.open("r+b", buffering=0) as file:
+        records = pm.list("it")
+        records.extend(rng.randbytes(rng.choice([10, 100, 700])) for _ in range(300))
+        pm.commit()
+        with pm.snapshot() as older:
+            for change in range(12):
+                one_change(
+                    records, *[("popleft", 0, b""), ("append", 0, b"x" * 99), ("set", 31 * change, b"y")][change % 3]
+                )
+            good = delta.write(pm, older)
+            data = path.read_bytes()
+            nodes = [at for at in range(0, len(data), 1024) if data[at + 4 : at + 8] in (b"QNOD", b"QSEQ")]
+            assert len(nodes) > 20
+            refused = 0
+            for _ in range(600):
+                # The header, the slots, or anything.
+                at = rng.choice(nodes) + rng.randrange(rng.choice([24, 24, 60, 1024]))
+                other = rng.choice([0, 1, 255, data[at] ^ 1, rng.choice(nodes) // 1024 % 256])
+                os.pwrite(file.fileno(), bytes([other]), at)
+                try:
+                    delta.write(pm, older)
+                except quire.CorruptError:
+                    refused += 1
+                os.pwrite(file.fileno(), data[at : at + 1], at)
+            assert refused > 60
+            assert delta.write(pm, older) == good
 
 
 # ------------------------------------------------------------------------------------------------ what is read
