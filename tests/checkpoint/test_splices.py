@@ -138,6 +138,13 @@ class SpliceMachine(SequenceMachine):
         self.handle.extend(values)
         self.model = [*(self.model if twin else []), *values]
 
+    @rule(count=st.integers(20, 200))
+    def lengthen(self, count):
+        """By several nodes, so that there are some that do not change."""
+        values = [b"%030d" % number for number in range(count)]
+        self.handle.extend(values)
+        self.model.extend(values)
+
     # The handle of a set that was made again is of no use after that was aborted.
     @rule()
     def abort(self):
