@@ -381,8 +381,7 @@ static int families_match(quire_cec *cec, const quire_set_info *infos, size_t co
         }
     }
     for (size_t i = 0; i < count; i++) {
-        bool is_map = infos[i].kind == QUIRE_KIND_MAP || infos[i].kind == QUIRE_KIND_ORDERED;
-        if (is_map && family_find(cec, infos[i].name) == NULL) {
+        if (quire_records_is_map(infos[i].kind) && family_find(cec, infos[i].name) == NULL) {
             QUIRE_TRY(family_add(cec, &infos[i]));
         }
     }
@@ -890,11 +889,23 @@ static int version_write_of(log_writer *writer, quire_snap *older, const quire_s
     return summary_end(writer);
 }
 
+static int families_check(const quire_set_info *infos, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (!quire_records_is_map(infos[i].kind)) {
+            return quire_fail(QUIRE_E_INVALID, "'%s' is no map: a log holds maps and ordered maps", infos[i].name);
+        }
+    }
+    return QUIRE_OK;
+}
+
 static int version_write(log_writer *writer, quire_snap *older) {
     quire_set_info *now = NULL, *before = NULL, *names = NULL;
     size_t now_count = 0, before_count = 0;
     quire_arena *arena = writer->cec->arena;
     int rc = quire_records_families(arena, NULL, &now, &now_count);
+    if (rc == QUIRE_OK) {
+        rc = families_check(now, now_count);
+    }
     if (rc == QUIRE_OK && older != NULL) {
         rc = quire_records_families(arena, older, &before, &before_count);
     }
@@ -997,6 +1008,10 @@ static int payload_count(const uint8_t *payload, size_t count, uint64_t *records
     while ((rc = quire_delta_next(&reader, &record)) == QUIRE_OK) {
         switch (record.op) {
         case QUIRE_DELTA_FAMILY:
+            if (!quire_records_is_map(record.kind)) {
+                return quire_fail(QUIRE_E_CORRUPT, "a family of a log is no map");
+            }
+            break;
         case QUIRE_DELTA_DROP:
             break;
         case QUIRE_DELTA_OPEN:
@@ -1047,6 +1062,9 @@ static int keys_count_of(quire_arena *arena, const quire_set_info *infos, size_t
     for (size_t i = 0; i < count; i++) {
         quire_kv *kv;
         uint64_t in_family;
+        if (!quire_records_is_map(infos[i].kind)) {
+            continue;
+        }
         QUIRE_TRY(quire_kv_open(arena, infos[i].name, (quire_kind)infos[i].kind, &kv));
         int rc = quire_kv_count(kv, &in_family);
         quire_kv_close(kv);

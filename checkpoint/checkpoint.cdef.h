@@ -77,6 +77,7 @@ typedef enum {
     QUIRE_DELTA_PATCH = 7,
     QUIRE_DELTA_OPEN = 8,
     QUIRE_DELTA_CHECK = 9,
+    QUIRE_DELTA_SPLICE = 10,
 } quire_delta_op;
 
 typedef struct {
@@ -92,6 +93,7 @@ typedef struct {
     size_t value_bytes;
     uint64_t value_count;
     uint64_t patched_bytes;
+    uint64_t position, removed, behind;
 } quire_delta_record;
 int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record);
 

@@ -13,6 +13,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "../structures/sequence.h"
+
 #define VARINT_BYTES_MAX 10u
 #define LENGTH_BYTES     4u /* before each of several values */
 #define RUN_ROWS         256
@@ -113,8 +115,25 @@ static bool has_count(quire_delta_op op) {
     return op == QUIRE_DELTA_PUT_ALL || op == QUIRE_DELTA_APPEND || op == QUIRE_DELTA_OPEN || op == QUIRE_DELTA_CHECK;
 }
 
+static int splice_add(quire_records *records, const quire_delta_record *record) {
+    const uint64_t numbers[] = {record->position, record->removed, record->behind, record->value_bytes,
+                                record->value_count};
+    uint8_t head[1 + 5 * VARINT_BYTES_MAX] = {QUIRE_DELTA_SPLICE};
+    size_t head_bytes = 1;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        head_bytes += varint_put(head + head_bytes, numbers[i]);
+    }
+    QUIRE_TRY(payload_room(records, head_bytes + record->value_bytes));
+    payload_add(records, head, head_bytes);
+    payload_add(records, record->value, record->value_bytes);
+    return QUIRE_OK;
+}
+
 int quire_records_add(quire_records *records, const quire_delta_record *record) {
     quire_delta_op op = record->op;
+    if (op == QUIRE_DELTA_SPLICE) {
+        return splice_add(records, record);
+    }
     QUIRE_TRY(payload_room(records, 1 + 3 * VARINT_BYTES_MAX + record->key_bytes + record->value_bytes));
     uint8_t head[1 + 3 * VARINT_BYTES_MAX] = {(uint8_t)op};
     size_t head_bytes = 1;
@@ -352,12 +371,35 @@ static bool is_list(const delta_writer *writer, const char *name) {
     return false;
 }
 
-static bool is_map(uint32_t kind) {
+bool quire_records_is_map(uint32_t kind) {
     return kind == QUIRE_KIND_MAP || kind == QUIRE_KIND_ORDERED;
 }
 
+static int splice_write(void *context, const quire_splice *splice) {
+    return record_write(context, &(quire_delta_record){.op = QUIRE_DELTA_SPLICE,
+                                                       .value = splice->values,
+                                                       .value_bytes = splice->values_bytes,
+                                                       .value_count = splice->value_count,
+                                                       .position = splice->position,
+                                                       .removed = splice->removed,
+                                                       .behind = splice->behind});
+}
+
+static int sequence_write(delta_writer *writer, quire_arena *arena, quire_snap *older, const quire_set_info *before) {
+    quire_sequence *newer_sequence, *older_sequence = NULL;
+    QUIRE_TRY(quire_sequence_open(arena, writer->records.family->name, &newer_sequence));
+    int rc = before == NULL ? quire_records_begin(&writer->records) /* also an empty one is one */
+                            : quire_sequence_open_snap(older, before->name, &older_sequence);
+    if (rc == QUIRE_OK) {
+        rc = quire_sequence_changes(newer_sequence, older_sequence, splice_write, writer);
+    }
+    quire_sequence_close(older_sequence);
+    quire_sequence_close(newer_sequence);
+    return rc;
+}
+
 /* before: the family in the older state, NULL if it was not there. */
-static int family_write(delta_writer *writer, quire_arena *arena, quire_snap *older, const quire_set_info *before) {
+static int map_write(delta_writer *writer, quire_arena *arena, quire_snap *older, const quire_set_info *before) {
     quire_kv *newer_kv, *older_kv = NULL;
     QUIRE_TRY(quire_kv_open(arena, writer->records.family->name, (quire_kind)writer->records.family->kind, &newer_kv));
     int rc = before == NULL ? quire_records_begin(&writer->records) /* also an empty family is one */
@@ -404,7 +446,9 @@ static int families_write(delta_writer *writer, quire_arena *arena, quire_snap *
     for (size_t i = 0; i < now_count; i++) {
         writer->records.family = &now[i];
         writer->records.family_written = false;
-        QUIRE_TRY(family_write(writer, arena, older, quire_records_family(before, before_count, now[i].name)));
+        const quire_set_info *was = quire_records_family(before, before_count, now[i].name);
+        QUIRE_TRY(now[i].kind == QUIRE_KIND_SEQUENCE ? sequence_write(writer, arena, older, was)
+                                                     : map_write(writer, arena, older, was));
     }
     return quire_records_flush(&writer->records);
 }
@@ -418,10 +462,19 @@ int quire_records_families(quire_arena *arena, quire_snap *snap, quire_set_info 
         return quire_fail(QUIRE_E_NOMEM, "no memory for the names of %zu families", *count);
     }
     size_t max = *count;
-    QUIRE_TRY(snap != NULL ? quire_snap_list(snap, *infos, max, count) : quire_set_list(arena, *infos, max, count));
-    for (size_t i = 0; i < *count && snap == NULL; i++) {
-        if (!is_map((*infos)[i].kind)) {
-            return quire_fail(QUIRE_E_INVALID, "'%s' is no map: a delta holds maps and ordered maps", (*infos)[i].name);
+    return snap != NULL ? quire_snap_list(snap, *infos, max, count) : quire_set_list(arena, *infos, max, count);
+}
+
+static bool in_delta(uint32_t kind) {
+    return quire_records_is_map(kind) || kind == QUIRE_KIND_SEQUENCE;
+}
+
+static int families_check(const quire_set_info *infos, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (!in_delta(infos[i].kind)) {
+            return quire_fail(QUIRE_E_INVALID,
+                              "'%s' is raw pages, and a delta holds maps, lists and deques: mode pages takes it",
+                              infos[i].name);
         }
     }
     return QUIRE_OK;
@@ -433,6 +486,9 @@ int quire_delta_write(quire_arena *arena, quire_snap *older, const char *const *
     quire_set_info *now = NULL, *before = NULL;
     size_t now_count = 0, before_count = 0;
     int rc = quire_records_families(arena, NULL, &now, &now_count);
+    if (rc == QUIRE_OK) {
+        rc = families_check(now, now_count);
+    }
     if (rc == QUIRE_OK && older != NULL) {
         rc = quire_records_families(arena, older, &before, &before_count);
     }
@@ -493,7 +549,8 @@ static int name_read(quire_delta_reader *reader, quire_delta_record *record) {
     if (memchr(record->key, 0, record->key_bytes) != NULL) {
         return bad_record("a family's name has a zero in it");
     }
-    return record->op == QUIRE_DELTA_DROP || is_map(record->kind) ? QUIRE_OK : bad_record("the family is no map");
+    return record->op == QUIRE_DELTA_DROP || in_delta(record->kind) ? QUIRE_OK
+                                                                    : bad_record("the family's kind is unknown");
 }
 
 /* Each value lies within the values, and they are as many as said. */
@@ -511,7 +568,8 @@ static int values_check(const quire_delta_record *record) {
         }
         at += value_bytes;
     }
-    return count == record->value_count && count != 0 ? QUIRE_OK : bad_record("its values are not as many as it says");
+    bool enough = count != 0 || record->op == QUIRE_DELTA_SPLICE;
+    return count == record->value_count && enough ? QUIRE_OK : bad_record("its values are not as many as it says");
 }
 
 /* The next run of a patch: bytes kept and new ones; *run is never NULL then. */
@@ -549,6 +607,24 @@ static int patch_check(const quire_delta_record *record) {
     return QUIRE_OK;
 }
 
+static int splice_read(quire_delta_reader *reader, quire_delta_record *record) {
+    uint64_t value_bytes;
+    QUIRE_TRY(varint_get(reader, &record->position));
+    QUIRE_TRY(varint_get(reader, &record->removed));
+    QUIRE_TRY(varint_get(reader, &record->behind));
+    QUIRE_TRY(varint_get(reader, &value_bytes));
+    QUIRE_TRY(varint_get(reader, &record->value_count));
+    QUIRE_TRY(bytes_get(reader, value_bytes, &record->value, &record->value_bytes));
+    if (record->removed > UINT64_MAX - record->position ||
+        record->behind > UINT64_MAX - record->position - record->removed) {
+        return bad_record("its splice is of more records than there can be");
+    }
+    if (record->removed == 0 && record->value_count == 0) {
+        return bad_record("its splice changes nothing");
+    }
+    return values_check(record);
+}
+
 int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
     if (reader->next == reader->end) {
         return QUIRE_E_NOTFOUND;
@@ -559,6 +635,8 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
     case QUIRE_DELTA_FAMILY:
     case QUIRE_DELTA_DROP:
         return name_read(reader, record);
+    case QUIRE_DELTA_SPLICE:
+        return splice_read(reader, record);
     case QUIRE_DELTA_PUT:
     case QUIRE_DELTA_PUT_ALL:
     case QUIRE_DELTA_REMOVE:
@@ -594,17 +672,49 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
 
 /* ------------------------------------------------------------------------------------------------ applying */
 
-static int family_open(quire_arena *arena, const quire_delta_record *record, quire_kv **kv) {
+/* What the records at hand belong to: one of the two, or neither. */
+typedef struct {
+    quire_kv *kv;
+    quire_sequence *sequence;
+} delta_target;
+
+static void target_close(delta_target *target) {
+    quire_kv_close(target->kv);
+    quire_sequence_close(target->sequence);
+    *target = (delta_target){0};
+}
+
+static int family_open(quire_arena *arena, const quire_delta_record *record, delta_target *target) {
     char name[QUIRE_NAME_BYTES_MAX + 1];
     memcpy(name, record->key, record->key_bytes);
     name[record->key_bytes] = 0;
-    quire_kv_close(*kv);
-    *kv = NULL;
+    target_close(target);
     if (record->op == QUIRE_DELTA_DROP) {
         int rc = quire_set_destroy(arena, name);
         return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
     }
-    return quire_kv_open(arena, name, (quire_kind)record->kind, kv);
+    return record->kind == QUIRE_KIND_SEQUENCE ? quire_sequence_open(arena, name, &target->sequence)
+                                               : quire_kv_open(arena, name, (quire_kind)record->kind, &target->kv);
+}
+
+/* The values take the place of as many records; what there is more of either is added or removed. */
+static int splice_apply(quire_sequence *sequence, const quire_delta_record *record) {
+    uint64_t count, done = 0;
+    QUIRE_TRY(quire_sequence_count(sequence, &count));
+    if (record->position + record->removed + record->behind != count) {
+        return bad_record("its splice was made from another sequence than there is");
+    }
+    for (size_t at = 0; at < record->value_bytes; done++) {
+        uint32_t value_bytes;
+        memcpy(&value_bytes, record->value + at, LENGTH_BYTES);
+        const uint8_t *value = record->value + at + LENGTH_BYTES;
+        uint64_t index = record->position + done;
+        QUIRE_TRY(done < record->removed ? quire_sequence_set(sequence, index, value, value_bytes)
+                                         : quire_sequence_insert(sequence, index, value, value_bytes));
+        at += LENGTH_BYTES + value_bytes;
+    }
+    return done < record->removed ? quire_sequence_remove(sequence, record->position + done, record->removed - done)
+                                  : QUIRE_OK;
 }
 
 static int values_put(quire_kv *kv, const quire_delta_record *record) {
@@ -627,7 +737,7 @@ typedef struct {
 } put_run;
 
 typedef struct {
-    quire_kv *kv;
+    delta_target target;
     put_run puts, patched;
     quire_delta_record patches[RUN_ROWS]; /* of patched.keys */
     uint64_t patched_bytes;               /* of what they lead to */
@@ -715,7 +825,7 @@ static int patches_end(delta_runs *runs) {
         return QUIRE_OK;
     }
     column_clear(&runs->older);
-    QUIRE_TRY(quire_kv_get_many(runs->kv, &keys, &runs->older));
+    QUIRE_TRY(quire_kv_get_many(runs->target.kv, &keys, &runs->older));
     if (runs->older.null_count != 0) {
         return bad_record("it is a patch of a value that is not there");
     }
@@ -724,11 +834,11 @@ static int patches_end(delta_runs *runs) {
         QUIRE_TRY(quire_column_add(&run->values, runs->value.own, runs->patches[row].patched_bytes));
     }
     runs->patched_bytes = 0;
-    return run_put(runs->kv, run);
+    return run_put(runs->target.kv, run);
 }
 
 static int runs_end(delta_runs *runs) {
-    QUIRE_TRY(run_put(runs->kv, &runs->puts));
+    QUIRE_TRY(run_put(runs->target.kv, &runs->puts));
     return patches_end(runs);
 }
 
@@ -751,13 +861,17 @@ static int runs_add(delta_runs *runs, const quire_delta_record *record) {
     (void)is_put_of_one(record, &value_at);
     QUIRE_TRY(quire_column_add(&run->keys, record->key, record->key_bytes));
     QUIRE_TRY(quire_column_add(&run->values, record->value + value_at, record->value_bytes - value_at));
-    return run->keys.row_count < RUN_ROWS && run->values.bytes_count < RUN_BYTES ? QUIRE_OK : run_put(runs->kv, run);
+    return run->keys.row_count < RUN_ROWS && run->values.bytes_count < RUN_BYTES ? QUIRE_OK
+                                                                                 : run_put(runs->target.kv, run);
 }
 
 static int record_apply(quire_arena *arena, const quire_delta_record *record, delta_runs *runs) {
     bool names_family = record->op == QUIRE_DELTA_FAMILY || record->op == QUIRE_DELTA_DROP;
-    if (runs->kv == NULL && !names_family) {
+    if (runs->target.kv == NULL && runs->target.sequence == NULL && !names_family) {
         return bad_record("it belongs to no family");
+    }
+    if (!names_family && (record->op == QUIRE_DELTA_SPLICE) != (runs->target.sequence != NULL)) {
+        return bad_record("only splices are of sequences, and of nothing else");
     }
     size_t value_at;
     if (record->op == QUIRE_DELTA_PATCH || is_put_of_one(record, &value_at)) {
@@ -765,12 +879,15 @@ static int record_apply(quire_arena *arena, const quire_delta_record *record, de
     }
     QUIRE_TRY(runs_end(runs));
     if (names_family) {
-        return family_open(arena, record, &runs->kv);
+        return family_open(arena, record, &runs->target);
+    }
+    if (record->op == QUIRE_DELTA_SPLICE) {
+        return splice_apply(runs->target.sequence, record);
     }
     if (has_count(record->op)) {
-        return values_put(runs->kv, record);
+        return values_put(runs->target.kv, record);
     }
-    int rc = quire_kv_remove(runs->kv, record->key, record->key_bytes);
+    int rc = quire_kv_remove(runs->target.kv, record->key, record->key_bytes);
     return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
 }
 
@@ -789,7 +906,7 @@ int quire_delta_apply(quire_arena *arena, const uint8_t *payload, size_t count) 
     if (rc == QUIRE_E_NOTFOUND) {
         rc = runs_end(&runs);
     }
-    quire_kv_close(runs.kv);
+    target_close(&runs.target);
     run_free(&runs.puts);
     run_free(&runs.patched);
     quire_column_free(&runs.older);

@@ -1,9 +1,9 @@
-"""What changed between two states of an arena's maps, as bytes; and those bytes applied to another arena.
+"""What changed between two states of an arena's maps and sequences, as bytes; and those bytes applied to another arena.
 
 A delta is a list of payloads, each of which can be read alone. ``delta.h`` says how their bytes lie.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, MutableSequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -20,6 +20,7 @@ class Op(IntEnum):
     ``PATCH`` changes parts of its one value.
 
     ``OPEN`` and ``CHECK`` stand in logs: a key that is new, and one that did not change but is written again.
+    ``SPLICE`` is of lists and deques: some records in place of others.
     """
 
     FAMILY = lib.QUIRE_DELTA_FAMILY
@@ -31,6 +32,7 @@ class Op(IntEnum):
     PATCH = lib.QUIRE_DELTA_PATCH
     OPEN = lib.QUIRE_DELTA_OPEN
     CHECK = lib.QUIRE_DELTA_CHECK
+    SPLICE = lib.QUIRE_DELTA_SPLICE
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,40 @@ class Patch:
 
 
 @dataclass(frozen=True)
+class Splice:
+    """Where in a sequence some records make room for others.
+
+    position  how many records lie before them; removed: how many they are; behind: how many lie behind them.
+
+    >>> records = [b"a", b"b", b"c", b"d"]
+    >>> Splice(position=1, removed=2, behind=1).apply(records, [b"x"])
+    >>> records
+    [b'a', b'x', b'd']
+    """
+
+    position: int
+    removed: int
+    behind: int
+
+    def apply(self, records: MutableSequence[bytes], values: Iterable[bytes]) -> None:
+        """Puts the values in the place of what is removed; ``CorruptError`` for records that it was not made from."""
+        if self.position + self.removed + self.behind != len(records):
+            raise CorruptError(f"{self} was made from another sequence than one of {len(records)} records")
+        records[self.position : self.position + self.removed] = values
+
+
+@dataclass(frozen=True)
 class Record:
     """One record of a delta.
 
-    family   the map it belongs to, or that it makes (``FAMILY``) or drops (``DROP``).
-    ordered  whether that is an ordered map; False for a dropped one, whatever it was.
-    key      empty in records that name a family.
-    values   what the key has from then on, or has besides (``APPEND``); none in ``REMOVE`` and ``PATCH``, and where a
-             family is named.
-    patch    what is new in the key's value (``PATCH``); else None.
+    family    the map or sequence it belongs to, or that it makes (``FAMILY``) or drops (``DROP``).
+    ordered   whether that is an ordered map; False for a dropped one, whatever it was.
+    key       empty in records that name a family, and in ``SPLICE``.
+    values    what the key has from then on, or has besides (``APPEND``); none in ``REMOVE`` and ``PATCH``, and where a
+              family is named. Of a ``SPLICE``, the records that are put in, which may be none.
+    patch     what is new in the key's value (``PATCH``); else None.
+    splice    where the values go (``SPLICE``); else None.
+    sequence  whether the family is a list or deque; False for a dropped one.
     """
 
     op: Op
@@ -76,6 +103,8 @@ class Record:
     key: bytes = b""
     values: tuple[bytes, ...] = ()
     patch: Patch | None = None
+    splice: Splice | None = None
+    sequence: bool = False
 
 
 @ffi.def_extern(name="quire_python_take_payload", error=STOP, onerror=keep_error)  # type: ignore[untyped-decorator]
@@ -87,9 +116,9 @@ def take_payload(context: Any, payload: Any, count: int) -> int:
 def write(arena: Arena, older: ArenaSnapshot | None = None, lists: Collection[str] = ()) -> list[bytes]:
     """What changed from an older snapshot of the arena (None: from nothing) to its state being written, as payloads.
 
-    Nothing changed gives no payloads. The cost follows the changes, not the size. Of the maps named in lists, where a
-    key's old values begin its new ones, only those behind them are written. Of a long value that replaces another one,
-    only what differs is written where that is less.
+    Nothing changed gives no payloads. The cost follows the changes, not the size. A state with raw pages is refused.
+    Of the maps named in lists, where a key's old values begin its new ones, only those behind them are written. Of a
+    long value that replaces another one, only what differs is written where that is less.
 
     >>> import quire
     >>> with quire.PageManager() as pm:
@@ -181,12 +210,19 @@ def _record(found: Any, family: Record | None) -> Record:
             name = key.decode()
         except UnicodeDecodeError as error:
             raise CorruptError(f"a record of a delta makes no sense: the family's name {key!r} is no UTF-8") from error
-        return Record(op, name, op == Op.FAMILY and found.kind == lib.QUIRE_KIND_ORDERED)
+        kind = found.kind if op == Op.FAMILY else None
+        return Record(op, name, kind == lib.QUIRE_KIND_ORDERED, sequence=kind == lib.QUIRE_KIND_SEQUENCE)
     if family is None:
         raise CorruptError("a record of a delta makes no sense: it belongs to no family")
+    if (op == Op.SPLICE) != family.sequence:
+        raise CorruptError("a record of a delta makes no sense: only splices are of sequences, and of nothing else")
     value = bytes(ffi.buffer(found.value, found.value_bytes)) if found.value_bytes else b""
     if op == Op.PATCH:
         return Record(op, family.family, family.ordered, key, patch=Patch(found.patched_bytes, _pieces(value)))
+    if op == Op.SPLICE:
+        splice = Splice(found.position, found.removed, found.behind)
+        put_in = tuple(split_values(value, found.value_count))
+        return Record(op, family.family, False, values=put_in, splice=splice, sequence=True)
     several = op in (Op.PUT_ALL, Op.APPEND, Op.OPEN, Op.CHECK)
     values = split_values(value, found.value_count) if several else [value] * found.value_count
     return Record(op, family.family, family.ordered, key, tuple(values))

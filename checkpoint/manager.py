@@ -167,12 +167,14 @@ class PagesMode(Mode):
 
 
 class AutoMode(PagesMode):
-    """Changed records or changed pages, whichever are fewer bytes."""
+    """Changed records or changed pages, whichever are fewer bytes; pages of a state that has raw ones."""
 
     maps_bases = False
 
     def write(self, pm: PageManager, older: Snapshot, version: int) -> Changes:
         """As Mode says."""
+        if "raw" in pm.sets().values():
+            return super().write(pm, older, version)
         payloads = delta.write(pm, older)
         if pages.size(pm, self.point[1]) < sum(map(len, payloads)):
             return super().write(pm, older, version)
@@ -196,6 +198,11 @@ class CecMode(Mode):
 
     def write(self, pm: PageManager, older: Snapshot, version: int) -> Changes:
         """As Mode says."""
+        for name, kind in pm.sets().items():
+            if kind not in ("map", "ordered_map"):
+                modes = "delta, pages and auto" if kind == "sequence" else "pages and auto"
+                what = "a list or deque" if kind == "sequence" else "raw pages"
+                raise InvalidError(f"{name!r} is {what}, and mode cec takes maps alone: modes {modes} take it")
         self._writing = version
         if self._apart:
             return records(FileKind.DELTA, delta.write(pm, older), sum(counted_keys(pm)))
@@ -248,7 +255,8 @@ class Manager:
     url          a folder: a path or URL as ``storage_for`` takes it. The files lie in ``state/<operator>/<partition>``
                  below it (and there in a folder of the store's name, unless that is "default"), as Spark has them.
     mode         what a commit writes: "delta", changed records; "pages", changed pages; "auto", whichever is less;
-                 "cec", a log that needs no base. The mode may change from one run to the next.
+                 "cec", a log that needs no base. The mode may change from one run to the next. Maps are taken by all of
+                 them, lists and deques by all but cec, raw pages by pages and auto.
     codec        packs the files: lz4, zstd, snappy or "" for none.
     bases_every  after so many versions ``maintain()`` writes a base.
     retain       how many versions before the newest can still be loaded; ``maintain()`` removes older files.
@@ -493,8 +501,7 @@ class Manager:
         """Makes the state the next version, durable when it returns, and commits it in memory, too; gives its number.
 
         After an error the last version is as it was, in the files and in memory: ``pm.abort()`` goes back to it,
-        another ``commit()`` tries again. Maps and ordered maps are written; a state with lists, deques or raw pages is
-        refused.
+        another ``commit()`` tries again. What the mode does not take is refused (``mode`` above).
         """
         state = self._loaded()
         if pm is not state.pm:

@@ -7,11 +7,12 @@ missing.
 """
 
 import contextlib
+import difflib
 import os
 import re
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from quire._native import lib
 from quire.checkpoint import cec, container, delta, fault, pages
 from quire.checkpoint.codecs import decompress
 from quire.checkpoint.container import CheckpointFile, FileHeader, FileKind, Frame, FrameKind, Parts
-from quire.checkpoint.delta import Op, Record
+from quire.checkpoint.delta import Op, Record, Splice
 from quire.checkpoint.storage import Storage, faults, join, retrying, storage_for
 from quire.pagemgr.errors import (
     CorruptError,
@@ -33,7 +34,7 @@ from quire.pagemgr.errors import (
     QuireError,
     VersionError,
 )
-from quire.structures import Map, OrderedMap, PageManager, Snapshot
+from quire.structures import List, Map, OrderedMap, PageManager, Snapshot
 
 DEFAULT_STORE = "default"
 SUFFIXES = {FileKind.DELTA: "qdelta", FileKind.BASE: "qbase"}
@@ -184,26 +185,44 @@ class Listing:
 
 
 def families(state: PageManager | Snapshot) -> dict[str, Map]:
-    """The column families of a state, by name."""
+    """The maps of a state, which are Spark's column families, by name."""
     return {
         name: state.ordered_map(name) if kind == "ordered_map" else state.map(name)
         for name, kind in sorted(state.sets().items())
+        if kind in ("map", "ordered_map")
     }
 
 
+def sequences(state: PageManager | Snapshot) -> dict[str, List]:
+    """The lists and deques of a state, by name."""
+    return {name: state.list(name) for name, kind in sorted(state.sets().items()) if kind == "sequence"}
+
+
+def raw_pages(state: PageManager) -> dict[str, dict[int, bytes]]:
+    """The raw pages of a state, by name and id."""
+    names = [name for name, kind in sorted(state.sets().items()) if kind == "raw"]
+    return {name: {id: state.raw(name).read(id) for id in state.raw(name).ids()} for name in names}
+
+
 def counted_keys(state: PageManager | Snapshot) -> list[int]:
-    """Keys in each family but Spark's own."""
-    return [len(found) for name, found in families(state).items() if not name.startswith(INTERNAL_PREFIX)]
+    """Keys in each family but Spark's own, and records in each list and deque."""
+    maps = [len(found) for name, found in families(state).items() if not name.startswith(INTERNAL_PREFIX)]
+    return maps + [len(found) for found in sequences(state).values()]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A key that two states differ in: what it has in each, nothing where it is not there."""
+    """A key that two states differ in: what it has in each, nothing where it is not there.
+
+    position  of a record of a list or deque, which has no key: where it is or, if it was removed, was. Of raw pages the
+              page's id. Else None.
+    """
 
     family: str
     key: bytes
     older: list[bytes]
     newer: list[bytes]
+    position: int | None = None
 
     @property
     def change(self) -> str:
@@ -212,7 +231,8 @@ class Difference:
 
 
 def differences(older: PageManager, newer: PageManager, family: str | None = None) -> Iterator[Difference]:
-    """The keys that two states differ in, family by family; those removed come last.
+    """The keys that two states differ in, family by family, those removed last; then the records of lists and deques,
+    and the raw pages.
 
     >>> import quire
     >>> with quire.PageManager() as one, quire.PageManager() as other:
@@ -221,16 +241,62 @@ def differences(older: PageManager, newer: PageManager, family: str | None = Non
     ...     sorted((found.key, found.change) for found in differences(one, other))
     [(b'alice', 'changed'), (b'bob', 'removed'), (b'carol', 'added')]
     """
-    before, after = families(older), families(newer)
-    for name in sorted(before.keys() | after.keys() if family is None else {family}):
-        old, new = before.get(name), after.get(name)
-        for key in new or ():
-            was, values = old.get_all(key) if old is not None else [], new.get_all(key) if new is not None else []
-            if was != values:
-                yield Difference(name, key, was, values)
-        for key in old or ():
-            if new is None or key not in new:
-                yield Difference(name, key, old.get_all(key) if old is not None else [], [])
+
+    def names(one: Iterable[str], other: Iterable[str]) -> list[str]:
+        return sorted(name for name in {*one, *other} if family in (None, name))
+
+    maps = families(older), families(newer)
+    for name in names(*maps):
+        yield from _map_differences(name, *(found.get(name) for found in maps))
+    lists = sequences(older), sequences(newer)
+    for name in names(*lists):
+        yield from _list_differences(name, *(list(found.get(name, ())) for found in lists))
+    raw = raw_pages(older), raw_pages(newer)
+    for name in names(*raw):
+        yield from _page_differences(name, *(found.get(name, {}) for found in raw))
+
+
+def _map_differences(name: str, old: Map | None, new: Map | None) -> Iterator[Difference]:
+    for key in new or ():
+        was, values = old.get_all(key) if old is not None else [], new.get_all(key) if new is not None else []
+        if was != values:
+            yield Difference(name, key, was, values)
+    for key in old or ():
+        if new is None or key not in new:
+            yield Difference(name, key, old.get_all(key) if old is not None else [], [])
+
+
+def _list_differences(name: str, old: list[bytes], new: list[bytes]) -> Iterator[Difference]:
+    for start, end, new_start, new_end in stretches(old, new):
+        for step in range(max(end - start, new_end - new_start)):
+            was = [old[start + step]] if start + step < end else []
+            now = [new[new_start + step]] if new_start + step < new_end else []
+            yield Difference(name, b"", was, now, (new_start if now else start) + step)
+
+
+def _page_differences(name: str, old: dict[int, bytes], new: dict[int, bytes]) -> Iterator[Difference]:
+    for id in sorted(old.keys() | new.keys()):
+        was, now = ([found[id]] if id in found else [] for found in (old, new))
+        if was != now:
+            yield Difference(name, b"", was, now, id)
+
+
+def stretches(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[int, int, int, int]]:
+    """Where two lists differ: a stretch of the one, from and to, and what the other has in its place, in order.
+
+    >>> list(stretches([b"a", b"b", b"c", b"d"], [b"b", b"x", b"d", b"e"]))
+    [(0, 1, 0, 0), (2, 3, 1, 2), (4, 4, 3, 4)]
+    """
+    same, most = 0, min(len(old), len(new))
+    while same < most and old[same] == new[same]:
+        same += 1
+    end = 0
+    while end < most - same and old[-1 - end] == new[-1 - end]:
+        end += 1
+    middle = difflib.SequenceMatcher(None, old[same : len(old) - end], new[same : len(new) - end])
+    for tag, start, stop, new_start, new_stop in middle.get_opcodes():
+        if tag != "equal":
+            yield same + start, same + stop, same + new_start, same + new_stop
 
 
 def steadily(call: Callable[[], Result]) -> Result:
@@ -433,7 +499,10 @@ class Store:
         return header
 
     def keys(self, file: StoredFile) -> int:
-        """How many keys the state has that the file leads to, from its last bytes. Bases may say 0 for any number."""
+        """How many keys, and records of lists and deques, the state has that the file leads to, from its last bytes.
+
+        Bases may say 0 for any number.
+        """
         return self.end(file)[0]
 
     def end(self, file: StoredFile) -> tuple[int, int]:
@@ -762,7 +831,8 @@ class Store:
         """What a version changed; ``NotFoundError`` for a version that is there as a base alone.
 
         Values are whole: where the file has only what is new in some, the version's state is loaded for the rest. Pages
-        tell of no records: the states before and after them are compared. What a log writes again is left out.
+        tell of no records: the states before and after them are compared, but for raw pages. What a log writes again is
+        left out.
         """
         return steadily(lambda: self._changes(version, id))
 
@@ -810,15 +880,24 @@ def _whole(patch: Record, state: PageManager) -> Record:
 
 
 def _compared(before: PageManager, after: PageManager) -> list[Record]:
-    """What leads from one state to another, as a delta would say it."""
+    """What leads from one state to another, as a delta would say it; raw pages, of which none tells, are left out."""
     was, now = families(before), families(after)
+    lists, lists_now = sequences(before), sequences(after)
     ordered = {name: isinstance(found, OrderedMap) for name, found in {**was, **now}.items()}
-    records = [Record(Op.DROP, name, False) for name in sorted(was.keys() - now.keys())]
+    gone = (was.keys() - now.keys()) | (lists.keys() - lists_now.keys())
+    records = [Record(Op.DROP, name, False) for name in sorted(gone)]
     for name in sorted(now):
         records.append(Record(Op.FAMILY, name, ordered[name]))
-        for found in differences(before, after, name):
+        for found in _map_differences(name, was.get(name), now[name]):
             op = Op.REMOVE if not found.newer else Op.PUT if len(found.newer) == 1 else Op.PUT_ALL
             records.append(Record(op, name, ordered[name], found.key, tuple(found.newer)))
+    for name in sorted(lists_now):
+        records.append(Record(Op.FAMILY, name, False, sequence=True))
+        old, new = list(lists.get(name, ())), list(lists_now[name])
+        for start, end, new_start, new_end in stretches(old, new):
+            splice = Splice(new_start, end - start, len(old) - end)
+            values = tuple(new[new_start:new_end])
+            records.append(Record(Op.SPLICE, name, False, values=values, splice=splice, sequence=True))
     return records
 
 

@@ -33,9 +33,9 @@ int quire_records_put(quire_records *records, const uint8_t *key, size_t key_byt
 int quire_records_flush(quire_records *records);
 void quire_records_free(quire_records *records);
 
-/* The families of a snapshot, or of the arena's state being written if it is NULL; the caller frees *infos. QUIRE_E_INVALID if one of
- * the latter is no map. */
+/* The families of a snapshot, or of the arena's state being written if it is NULL; the caller frees *infos. */
 int quire_records_families(quire_arena *arena, quire_snap *snap, quire_set_info **infos, size_t *count);
+bool quire_records_is_map(uint32_t kind);
 const quire_set_info *quire_records_family(const quire_set_info *infos, size_t count, const char *name);
 /* Writes the families of the older state that are not there any more, or not the same: these have no name in before afterwards. */
 int quire_records_drops(quire_records *records, quire_arena *arena, quire_snap *older, quire_set_info *before,

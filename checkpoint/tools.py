@@ -26,6 +26,8 @@ from quire.checkpoint.reader import (
     counted_keys,
     differences,
     families,
+    raw_pages,
+    sequences,
     steadily,
 )
 from quire.pagemgr.errors import CorruptError, InvalidError, NotFoundError, QuireError, VersionError
@@ -463,11 +465,13 @@ def dump(
     with contextlib.ExitStack() as stack:
         newer = stack.enter_context(_load(chosen, version))
         older = None if since is None else stack.enter_context(_load(chosen, since))
-        names = families(newer).keys() | (families(older).keys() if older else set())
-        if family is not None and family not in names:
-            raise NotFoundError(f"{chosen.location} has no family {family!r}: there are {', '.join(sorted(names))}")
+        kinds = {**(older.sets() if older else {}), **newer.sets()}
+        if family is not None and family not in kinds:
+            raise NotFoundError(f"{chosen.location} has no family {family!r}: there are {', '.join(sorted(kinds))}")
+        shown = {kind for name, kind in kinds.items() if family in (None, name)}
+        columns = _columns(older is not None, shown)
         lines = _records(newer, family) if older is None else _changes(older, newer, family)
-        FORMATS[format](itertools.islice(lines, limit), older is not None)
+        FORMATS[format](itertools.islice(lines, limit), columns)
     return FINE
 
 
@@ -478,7 +482,8 @@ def _load(store: Store, version: str | None) -> PageManager:
     return store.load(wanted.number, wanted.id or None)
 
 
-# A record: its family and key, and its values or, of a difference, what was done and the values before and after.
+# A record: its family and key, or position if it has no key; and its values or, of a difference, what was done and the
+# values before and after.
 Record: TypeAlias = dict[str, Any]
 
 
@@ -487,12 +492,20 @@ def _records(state: PageManager, family: str | None) -> Iterator[Record]:
         if family in (None, name):
             for key in found:
                 yield {"family": name, "key": key, "values": found.get_all(key)}
+    for name, records in sequences(state).items():
+        if family in (None, name):
+            for position, value in enumerate(records):
+                yield {"family": name, "position": position, "values": [value]}
+    for name, pages in raw_pages(state).items():
+        if family in (None, name):
+            for id, value in sorted(pages.items()):
+                yield {"family": name, "position": id, "values": [value]}
 
 
 def _changes(older: PageManager, newer: PageManager, family: str | None) -> Iterator[Record]:
     for found in differences(older, newer, family):
-        line = {"change": found.change, "family": found.family, "key": found.key}
-        yield {**line, "before": found.older, "after": found.newer}
+        place = {"key": found.key} if found.position is None else {"position": found.position}
+        yield {"change": found.change, "family": found.family, **place, "before": found.older, "after": found.newer}
 
 
 def _one_a_value(lines: Iterable[Record]) -> Iterator[Record]:
@@ -501,37 +514,39 @@ def _one_a_value(lines: Iterable[Record]) -> Iterator[Record]:
         if "change" in line:
             yield line
         else:
-            yield from ({"family": line["family"], "key": line["key"], "value": value} for value in line["values"])
+            start = {name: field for name, field in line.items() if name != "values"}
+            yield from ({**start, "value": value} for value in line["values"])
 
 
-def _print_table(lines: Iterable[Record], changes: bool) -> None:
+def _print_table(lines: Iterable[Record], columns: list[str]) -> None:
     """Fields apart by tabs, values by spaces."""
     for line in lines:
         shown = {name: " ".join(map(as_text, line[name])) for name in ("values", "before", "after") if line.get(name)}
-        start = [line["change"]] if changes else []
-        print("\t".join([*start, line["family"], as_text(line["key"]), " -> ".join(shown.values())]))
+        start = [line["change"]] if "change" in line else []
+        place = as_text(line["key"]) if "key" in line else str(line["position"])
+        print("\t".join([*start, line["family"], place, " -> ".join(shown.values())]))
 
 
-def _print_json(lines: Iterable[Record], changes: bool) -> None:
+def _print_json(lines: Iterable[Record], columns: list[str]) -> None:
     for line in lines:
         print(json.dumps({name: _hex(field) for name, field in line.items()}))
 
 
-def _print_csv(lines: Iterable[Record], changes: bool) -> None:
+def _print_csv(lines: Iterable[Record], columns: list[str]) -> None:
     """Bytes in hex; the values of a difference are apart by spaces."""
-    table = csv.DictWriter(sys.stdout, _columns(changes), lineterminator="\n")
+    table = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
     table.writeheader()
     for line in _one_a_value(lines):
         fields = {name: _hex(field) for name, field in line.items()}
         table.writerow({name: " ".join(field) if isinstance(field, list) else field for name, field in fields.items()})
 
 
-def _print_parquet(lines: Iterable[Record], changes: bool) -> None:
+def _print_parquet(lines: Iterable[Record], columns: list[str]) -> None:
     from pyarrow import parquet  # takes its time
 
     values = pa.list_(pa.binary())
-    types = {"change": pa.string(), "family": pa.string(), "before": values, "after": values}
-    schema = pa.schema([(name, types.get(name, pa.binary())) for name in _columns(changes)])
+    types = {"change": pa.string(), "family": pa.string(), "position": pa.int64(), "before": values, "after": values}
+    schema = pa.schema([(name, types.get(name, pa.binary())) for name in columns])
     rows = _one_a_value(lines)
     sys.stdout.flush()
     with parquet.ParquetWriter(Unclosed(sys.stdout.buffer), schema) as writer:
@@ -562,8 +577,10 @@ class Unclosed(io.RawIOBase):
         return self._at
 
 
-def _columns(changes: bool) -> list[str]:
-    return ["change", "family", "key", "before", "after"] if changes else ["family", "key", "value"]
+def _columns(changes: bool, kinds: set[str]) -> list[str]:
+    """Those of a table that shows such sets: what has no keys has positions, and a column for these."""
+    places = ["key", *(["position"] if kinds & {"sequence", "raw"} else [])]
+    return ["change", "family", *places, "before", "after"] if changes else ["family", *places, "value"]
 
 
 def _hex(field: Any) -> Any:
@@ -572,7 +589,7 @@ def _hex(field: Any) -> Any:
     return field.hex() if isinstance(field, bytes) else field
 
 
-FORMATS: dict[str, Callable[[Iterable[Record], bool], None]] = {
+FORMATS: dict[str, Callable[[Iterable[Record], list[str]], None]] = {
     "table": _print_table,
     "json": _print_json,
     "csv": _print_csv,

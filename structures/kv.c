@@ -1071,7 +1071,7 @@ static int difference_run(difference *d) {
     return QUIRE_OK;
 }
 
-static int difference_comes_from(const quire_view *newer, const quire_view *older) {
+int quire_view_comes_from(const quire_view *newer, const quire_view *older) {
     if (newer->epoch < older->epoch) {
         return quire_fail(QUIRE_E_INVALID,
                           "the newer state is of epoch %" PRIu32 ", the older of %" PRIu32 ": exchange them",
@@ -1103,7 +1103,7 @@ static int differences(quire_kv *newer, quire_kv *older, difference *d) {
     quire_handle_leave(&newer->at);
     QUIRE_TRY(rc);
     if (older != NULL) {
-        rc = difference_comes_from(&view, &older->at.view);
+        rc = quire_view_comes_from(&view, &older->at.view);
         d->older = &older->at.view;
         d->since = older->at.view.epoch;
     }

@@ -104,6 +104,8 @@ int quire_handle_open(quire_arena *arena, const char *name, quire_kind kind, int
 /* The handle's state as it is now: its snapshot's view (*snap NULL), or that of a snapshot which the caller releases.
  * Between enter and leave. */
 int quire_handle_pin(quire_handle *handle, quire_snap **snap, quire_view *view);
+/* QUIRE_E_INVALID unless the newer state grew out of the older one. */
+int quire_view_comes_from(const quire_view *newer, const quire_view *older);
 /* Frees every page and calls create. Between enter and leave. */
 int quire_handle_clear(quire_handle *handle, int (*create)(quire_set *set));
 

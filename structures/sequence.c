@@ -21,6 +21,8 @@
  *             I4 bytes of records is the sum of their sizes.
  *             I5 a record's key is empty and its value a single one.
  *             I6 the index, where there is one, lists the nodes in order with their record counts.
+ *             I7 nodes keep their order, and records keep theirs and their stamps when they move to another node;
+ *                differences rely on it.
  *
  * Ownership   The writer's index hangs on quire_set.cache and is dropped when the set's generation moves; a snapshot's
  *             handle makes one of its own, which never changes once made, and frees it when closed.
@@ -1181,6 +1183,288 @@ int quire_sequence_cursor_next_many(quire_sequence_cursor *cursor, int64_t row_c
     }
     *rows = row;
     return QUIRE_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ differences */
+
+/* Node by node from the head. */
+typedef struct {
+    const quire_view *view; /* NULL: there is nothing */
+    const super_page *super;
+    quire_page_id page; /* QUIRE_NO_PAGE: behind the last */
+    uint32_t slot;
+    uint32_t nodes_left; /* that there may be; fewer links than that are followed, also where they run in a circle */
+} node_walk;
+
+/* A page that both states have with the same frame is a *shared* node: its records are the same, and so are its links. Nodes never change their
+ * order, so each list is runs of shared nodes, the same in both, with nodes between that are its own. There, a record whose stamp is not
+ * newer than the older state stands in the older one, too, and in the same order; all others are new. */
+typedef struct {
+    node_walk newer, older;
+    uint32_t since;         /* epoch of the older state */
+    uint64_t nodes_changed; /* nodes of the newer list that are not shared and not yet walked */
+    quire_page_id last_shared;
+    uint64_t nodes_behind;   /* behind last_shared, none of them shared */
+    uint64_t records_behind; /* in these */
+    uint64_t position;       /* in the newer list: where the splice at hand begins */
+    uint64_t count;          /* records of the older list with the splices so far */
+    uint64_t removed;        /* by the splice at hand */
+    uint64_t value_count;    /* added by it */
+    quire_buffer values;     /* own holds these */
+    quire_buffer value;
+    quire_splice_visit visit;
+    void *context;
+} splicing;
+
+static int lists_differ(void) {
+    return quire_fail(QUIRE_E_CORRUPT, "two states of a sequence have the same nodes in another order (I1)");
+}
+
+static bool is_shared(const splicing *s, quire_page_id id) {
+    if (s->older.view == NULL || id >> 31 != 0) {
+        return false;
+    }
+    uint64_t entry = quire_page_entry(s->newer.view, id);
+    return entry != 0 && entry == quire_page_entry(s->older.view, id);
+}
+
+static int walk_open(node_walk *walk, const quire_view *view) {
+    walk->page = QUIRE_NO_PAGE;
+    if (view == NULL) {
+        return QUIRE_OK;
+    }
+    QUIRE_TRY(super_read(view, &walk->super));
+    walk->view = view;
+    walk->page = walk->super->head;
+    walk->nodes_left = walk->super->node_count;
+    return QUIRE_OK;
+}
+
+static uint64_t walk_count(const node_walk *walk) {
+    return walk->view == NULL ? 0 : walk->super->count;
+}
+
+/* From one node to the next. */
+static int walk_on(node_walk *walk, const node_page *node) {
+    if (walk->nodes_left == 0) {
+        return node_broken(walk->page, "more nodes than its sequence has (I2)");
+    }
+    walk->nodes_left--;
+    walk->page = node->next;
+    walk->slot = 0;
+    return QUIRE_OK;
+}
+
+/* The splice at hand is whole, if there is one. */
+static int splice_end(splicing *s) {
+    if (s->removed == 0 && s->value_count == 0) {
+        return QUIRE_OK;
+    }
+    if (s->position > s->count || s->removed > s->count - s->position) {
+        return lists_differ();
+    }
+    quire_splice splice = {.position = s->position,
+                           .removed = s->removed,
+                           .behind = s->count - s->position - s->removed,
+                           .values = s->values.own,
+                           .values_bytes = s->values.count,
+                           .value_count = s->value_count};
+    s->position += s->value_count;
+    s->count += s->value_count - s->removed;
+    s->removed = 0;
+    s->value_count = 0;
+    s->values.count = 0;
+    return s->visit(s->context, &splice);
+}
+
+static int splice_add(splicing *s, const quire_record *record) {
+    QUIRE_TRY(quire_record_value(s->newer.view, record, &s->value));
+    uint32_t value_bytes = (uint32_t)s->value.count;
+    size_t at = s->values.count;
+    size_t needed = at + sizeof value_bytes + value_bytes;
+    if (needed > s->values.own_capacity) {
+        QUIRE_TRY(quire_buffer_grow(&s->values, needed + needed / 2));
+    }
+    memcpy(s->values.own + at, &value_bytes, sizeof value_bytes);
+    if (value_bytes != 0) {
+        memcpy(s->values.own + at + sizeof value_bytes, s->value.bytes, value_bytes);
+    }
+    s->values.count = needed;
+    s->value_count++;
+    return needed < QUIRE_SPLICE_BYTES ? QUIRE_OK : splice_end(s);
+}
+
+/* The older record that comes next before a shared node, NULL: none. */
+static int older_peek(splicing *s, const quire_record **record) {
+    node_walk *walk = &s->older;
+    *record = NULL;
+    while (walk->page != QUIRE_NO_PAGE && (walk->slot != 0 || !is_shared(s, walk->page))) {
+        const node_page *node;
+        QUIRE_TRY(node_read(walk->view, walk->page, &node));
+        if (walk->slot < node->count) {
+            return record_read(walk->view, walk->page, walk->slot, record);
+        }
+        QUIRE_TRY(walk_on(walk, node));
+    }
+    return QUIRE_OK;
+}
+
+/* Removes older records up to one that is the same as a record of the newer list; *found false: there was none, and all are removed. A
+ * stream is one record's, so records with the same reference to one have the same value. */
+static int older_find(splicing *s, const quire_record *newer, bool *found) {
+    const quire_record *older;
+    for (;;) {
+        QUIRE_TRY(older_peek(s, &older));
+        if (older == NULL) {
+            *found = false;
+            return QUIRE_OK;
+        }
+        s->older.slot++;
+        uint32_t record_bytes = quire_record_bytes(newer);
+        if (record_bytes == quire_record_bytes(older) && memcmp(newer, older, record_bytes) == 0) {
+            *found = true;
+            return QUIRE_OK;
+        }
+        s->removed++;
+    }
+}
+
+static int splice_record(splicing *s, const quire_record *record) {
+    bool found = false;
+    if (record->stamp <= s->since) {
+        QUIRE_TRY(older_find(s, record, &found));
+    }
+    if (!found) {
+        return splice_add(s, record);
+    }
+    QUIRE_TRY(splice_end(s));
+    s->position++;
+    return QUIRE_OK;
+}
+
+/* A node of the newer list alone. */
+static int splice_node(splicing *s, const node_page *node) {
+    uint32_t page_bytes = quire_view_page_bytes(s->newer.view);
+    for (uint32_t slot = 0; slot < node->count; slot++) {
+        const quire_record *record = record_at(node, page_bytes, slot);
+        if (record == NULL) {
+            return node_broken(s->newer.page, "a slot leads nowhere (I3)");
+        }
+        QUIRE_TRY(splice_record(s, record));
+    }
+    s->nodes_changed -= s->nodes_changed > 0;
+    return walk_on(&s->newer, node);
+}
+
+/* What is left of the older list before a shared node or the end, which is where it must be then. */
+static int older_remove_to(splicing *s, quire_page_id page) {
+    const quire_record *record;
+    for (;;) {
+        QUIRE_TRY(older_peek(s, &record));
+        if (record == NULL) {
+            return s->older.page == page ? splice_end(s) : lists_differ();
+        }
+        s->older.slot++;
+        s->removed++;
+    }
+}
+
+/* Over a shared node, and over all up to the last one if only shared nodes lie between. */
+static int skip_shared(splicing *s) {
+    const node_page *node;
+    QUIRE_TRY(older_remove_to(s, s->newer.page));
+    if (s->nodes_changed > s->nodes_behind) {
+        QUIRE_TRY(node_read(s->newer.view, s->newer.page, &node));
+        s->position += node->count;
+    } else {
+        uint64_t position = walk_count(&s->newer) - s->records_behind;
+        QUIRE_TRY(node_read(s->newer.view, s->last_shared, &node));
+        if (s->records_behind > walk_count(&s->newer) || position < s->position) {
+            return lists_differ();
+        }
+        s->position = position;
+    }
+    QUIRE_TRY(walk_on(&s->older, node));
+    return walk_on(&s->newer, node);
+}
+
+static int count_changed_node(void *context, quire_page_id id, bool in_use) {
+    splicing *s = context;
+    if (in_use && id >> 31 == 0 && !is_shared(s, id)) {
+        const node_page *node = quire_page_read(s->newer.view, id);
+        s->nodes_changed += node != NULL && node->magic == NODE_MAGIC;
+    }
+    return QUIRE_OK;
+}
+
+/* Backwards from the tail to the last shared node, so that what only grew or shrank at its ends is not walked. */
+static int find_last_shared(splicing *s) {
+    quire_page_id id = s->newer.super->tail;
+    while (id != QUIRE_NO_PAGE && !is_shared(s, id)) {
+        const node_page *node;
+        QUIRE_TRY(node_read(s->newer.view, id, &node));
+        if (s->nodes_behind == s->newer.super->node_count) {
+            return node_broken(id, "more nodes than its sequence has (I2)");
+        }
+        s->nodes_behind++;
+        s->records_behind += node->count;
+        id = node->previous;
+    }
+    s->last_shared = id;
+    return QUIRE_OK;
+}
+
+static int splicing_run(splicing *s, const quire_view *newer, const quire_view *older) {
+    QUIRE_TRY(walk_open(&s->newer, newer));
+    QUIRE_TRY(walk_open(&s->older, older));
+    s->count = walk_count(&s->older);
+    if (older != NULL) {
+        QUIRE_TRY(quire_view_changed(newer, s->since, count_changed_node, s));
+        QUIRE_TRY(quire_view_whole(newer));
+        QUIRE_TRY(find_last_shared(s));
+    }
+    while (s->newer.page != QUIRE_NO_PAGE) {
+        if (is_shared(s, s->newer.page)) {
+            QUIRE_TRY(skip_shared(s));
+            continue;
+        }
+        const node_page *node;
+        QUIRE_TRY(node_read(newer, s->newer.page, &node));
+        QUIRE_TRY(splice_node(s, node));
+    }
+    QUIRE_TRY(older_remove_to(s, QUIRE_NO_PAGE));
+    return s->count == walk_count(&s->newer) && s->position == s->count ? QUIRE_OK : lists_differ();
+}
+
+int quire_sequence_changes(quire_sequence *newer, quire_sequence *older, quire_splice_visit visit, void *context) {
+    splicing s = {.visit = visit, .context = context};
+    quire_view *before = older == NULL ? NULL : &older->at.view;
+    if (before != NULL && (older->at.set != NULL || before->arena != quire_handle_view(&newer->at)->arena)) {
+        return quire_fail(QUIRE_E_INVALID,
+                          "the older state must be a snapshot's sequence, of the same arena as the newer");
+    }
+    if (before != NULL) {
+        QUIRE_TRY(quire_view_usable(before));
+        s.since = before->epoch;
+    }
+    quire_snap *snap = NULL;
+    quire_view view = {0};
+    QUIRE_TRY(quire_handle_enter(&newer->at));
+    int rc = quire_handle_pin(&newer->at, &snap, &view);
+    quire_handle_leave(&newer->at);
+    QUIRE_TRY(rc);
+    if (before != NULL) {
+        rc = quire_view_comes_from(&view, before);
+    }
+    if (rc == QUIRE_OK) {
+        rc = splicing_run(&s, &view, before);
+    }
+    quire_buffer_free(&s.values);
+    quire_buffer_free(&s.value);
+    if (snap != NULL) {
+        quire_snap_release(snap);
+    }
+    return rc;
 }
 
 /* ------------------------------------------------------------------------------------------------ check */

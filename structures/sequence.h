@@ -37,4 +37,20 @@ int quire_sequence_cursor_next_many(quire_sequence_cursor *cursor, int64_t row_c
 void quire_sequence_cursor_close(quire_sequence_cursor *cursor);
 int quire_sequence_check(quire_sequence *sequence);
 
+/* A stretch of records that others took the place of: behind `position` records, and before `behind` of them. */
+typedef struct {
+    uint64_t position;
+    uint64_t removed;
+    uint64_t behind;
+    const uint8_t *values; /* what is there now: each a u32 length and its bytes */
+    size_t values_bytes;
+    uint64_t value_count;
+} quire_splice;
+typedef int (*quire_splice_visit)(void *context, const quire_splice *splice);
+#define QUIRE_SPLICE_BYTES (256u << 10) /* values are handed on once they are longer, in several splices if need be */
+/* What makes the newer sequence out of the older one, an older snapshot's (NULL: an empty one), if done in this order, from the front to
+ * the back. Costs what changed; a change between two stretches that did not costs a look at the nodes before it, too. The splice lives until
+ * visit returns; what that returns ends the walk if it is not 0. */
+int quire_sequence_changes(quire_sequence *newer, quire_sequence *older, quire_splice_visit visit, void *context);
+
 #endif

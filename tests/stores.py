@@ -17,15 +17,34 @@ FAMILIES = {"default": False, "sorted": True, "$timers": True}
 CHANGES = st.dictionaries(
     st.tuples(st.sampled_from(sorted(FAMILIES)), KEYS), st.lists(VALUES, max_size=3), max_size=8
 )  # no values: removed
+# Of a list: its name, where from (modulo its length), how many records go, and what comes.
+SPLICES = st.lists(
+    st.tuples(
+        st.sampled_from(["events", "queue"]), st.integers(-1, 60), st.integers(0, 3), st.lists(VALUES, max_size=3)
+    ),
+    max_size=4,
+)
 
 
 def content(state):
-    """Family to key to values, without families that are empty."""
+    """Family to key to values, list to records, raw pages to bytes by id; without those that are empty."""
     found = {}
     for name, kind in state.sets().items():
-        handle = state.ordered_map(name) if kind == "ordered_map" else state.map(name)
-        found[name] = {key: handle.get_all(key) for key in handle}
+        if kind == "sequence":
+            found[name] = list(state.list(name))
+        elif kind == "raw":
+            found[name] = {id: state.raw(name).read(id) for id in state.raw(name).ids()}
+        else:
+            handle = state.ordered_map(name) if kind == "ordered_map" else state.map(name)
+            found[name] = {key: handle.get_all(key) for key in handle}
     return {name: keys for name, keys in found.items() if keys}
+
+
+def splice(state, splices):
+    for name, start, removed, values in splices:
+        records = state.list(name)
+        start %= len(records) + 1
+        records[start : start + removed] = values
 
 
 class Writer:

@@ -45,7 +45,10 @@ OF_BASES = {"base.start", "part.frame", "part.done", "base.parts", "base.done"}
 
 
 def batch(seed, generation, number):
-    """The changes of a version: family, key and values; no values: removed. Later ones grow less."""
+    """The changes of a version: family, key and values; no values: removed. Later ones grow less.
+
+    Of the queue: in place of the key, how many go at the front; the values come at the back.
+    """
     rng = random.Random(f"{seed} {generation} {number}")
     for _ in range(rng.randrange(1, 40)):
         family = rng.choice(["default", "default", "sorted", "$timers"])
@@ -53,12 +56,17 @@ def batch(seed, generation, number):
         count = rng.choices([0, 1, 2], [2, 7, 1 if family == "sorted" else 0])[0]
         yield family, key, [rng.randbytes(rng.choice([0, 8, 60, 400])) for _ in range(count)]
     yield "default", b"number", [b"%d" % number]
+    yield "queue", rng.randrange(4), [rng.randbytes(rng.choice([0, 8, 60, 400])) for _ in range(rng.randrange(6))]
 
 
-def advance(state, seed, generation, number):
-    """The model's next state; family to key to values."""
+def advance(state, mode, seed, generation, number):
+    """The model's next state; family to key to values. A log has no queue."""
     state = copy.deepcopy(state)
     for family, key, values in batch(seed, generation, number):
+        if family == "queue":
+            if mode != "cec":
+                state["queue"] = state.get("queue", [])[key:] + values
+            continue
         keys = state.setdefault(family, {})
         keys.pop(key, None)
         if values:
@@ -66,8 +74,13 @@ def advance(state, seed, generation, number):
     return {family: keys for family, keys in state.items() if keys}
 
 
-def write(pm, seed, generation, number):
+def write(pm, mode, seed, generation, number):
     for family, key, values in batch(seed, generation, number):
+        if family == "queue":
+            if mode != "cec":
+                del pm.deque("queue")[:key]
+                pm.deque("queue").extend(values)
+            continue
         handle = pm.ordered_map(family) if stores.FAMILIES[family] else pm.map(family)
         handle.pop(key, None)
         for value in values:
@@ -92,7 +105,7 @@ def work(folder, mode, seed, generation, versions, tell):
                 generation += 1
                 tell("back", checkpoint.version)
             number = checkpoint.version + 1
-            write(pm, seed, generation, number)
+            write(pm, mode, seed, generation, number)
             tell("try beside" if job else "try", number)
             assert checkpoint.commit(pm) == number
             tell("done", number)
@@ -159,7 +172,8 @@ class Counting:
 class History:
     """The versions there are: states holds the content of each by its number. highest: the newest there ever was."""
 
-    def __init__(self, seed):
+    def __init__(self, mode, seed):
+        self.mode = mode
         self.seed = seed
         self.generation = 0
         self.states = [{}]
@@ -167,7 +181,7 @@ class History:
 
     def next(self, states):
         """The history with one version more."""
-        return [*states, advance(states[-1], self.seed, self.generation, len(states))]
+        return [*states, advance(states[-1], self.mode, self.seed, self.generation, len(states))]
 
     def extend(self, states):
         """Takes a history over."""
@@ -208,7 +222,7 @@ def recover(folder, mode, history, allowed, tell):
         check_older(checkpoint.store, history, number)
         for _ in range(BASES_EVERY + 1):
             history.generation += 1
-            write(pm, history.seed, history.generation, checkpoint.version + 1)
+            write(pm, mode, history.seed, history.generation, checkpoint.version + 1)
             history.extend(history.next(history.states))
             checkpoint.commit(pm)
             checkpoint.maintain()
@@ -251,7 +265,7 @@ def prepared(mode, tmp_path_factory):
     found = {}
     for seed in SEEDS:
         folder = tmp_path_factory.mktemp(f"{mode}-{seed}") / "before"
-        history = History(seed)
+        history = History(mode, seed)
         first = Child(lambda tell, seed=seed, folder=folder: work(folder, mode, seed, 0, VERSIONS_BEFORE, tell))
         history.replay(first.told, "none")
         trial = folder.with_name("trial")

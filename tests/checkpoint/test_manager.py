@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 import stores
 from hypothesis import given
-from stores import CHANGES, FAMILIES, Writer, content, loaded
+from stores import CHANGES, FAMILIES, SPLICES, Writer, content, loaded, splice
 
 import quire
 from quire.checkpoint import (
@@ -77,25 +77,29 @@ def fill(pm, seed, count=400):
 @given(
     steps=st.lists(
         st.tuples(
-            CHANGES, st.sampled_from(["commit", "abort", "maintain", "beside", "load again", "new manager", "back"])
+            CHANGES,
+            SPLICES,
+            st.sampled_from(["commit", "abort", "maintain", "beside", "load again", "new manager", "back"]),
         ),
         min_size=1,
         max_size=8,
     ),
+    mode=st.sampled_from(["delta", "pages", "auto"]),
     codec=st.sampled_from(sorted(codecs.COMPRESS)),
     inline=st.booleans(),
 )
-def test_what_is_committed_comes_back(steps, codec, inline):
+def test_what_is_committed_comes_back(steps, mode, codec, inline):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(io_service, "INLINE_BYTES", 1 << 30 if inline else 1)
         patch.setattr(io_service, "FRAME_BYTES", 8 << 10)
         states = [{}]
-        options = {"codec": codec, "bases_every": 2, "retain": 3}
+        options = {"mode": mode, "codec": codec, "bases_every": 2, "retain": 3}
         with contextlib.ExitStack() as stack:
             checkpoint = stack.enter_context(Manager(folder, **options))
             pm = stack.enter_context(checkpoint.load())
-            for changes, step in steps:
+            for changes, splices, step in steps:
                 change(pm, changes)
+                splice(pm, splices)
                 if step == "abort":
                     pm.abort()
                 elif step in ("commit", "maintain", "beside"):
@@ -326,14 +330,23 @@ def test_a_commit_that_is_durable_and_not_in_memory(tmp_path, monkeypatch):
             assert content(again) == {"default": {b"a": [b"1"]}}
 
 
-def test_what_a_delta_cannot_hold_is_refused(tmp_path):
-    with Manager(tmp_path) as checkpoint, checkpoint.load() as pm:
-        pm.list("events").append(b"x")
-        with pytest.raises(quire.InvalidError, match="'events' is no map"):
-            checkpoint.commit(pm)
-        pm.abort()
-        put(pm, a="1")
-        assert checkpoint.commit(pm) == 1
+def test_a_queue_is_written_by_what_came_and_went(tmp_path):
+    """However long it is."""
+    with Manager(tmp_path, codec="") as checkpoint, checkpoint.load() as pm:
+        queue = pm.deque("queue")
+        queue.extend(b"%d" % number for number in range(100_000))
+        checkpoint.commit(pm)
+        for number in range(10):
+            queue.popleft()
+            queue.append(b"new %d" % number)
+        checkpoint.commit(pm)
+        expected = list(queue)
+    folder = tmp_path / "state/0/0"
+    assert (folder / "1.qdelta").stat().st_size > 400_000
+    assert (folder / "2.qdelta").stat().st_size < 350
+    store = Checkpoint(tmp_path).store()
+    assert loaded(store) == {"queue": expected}
+    assert tools.summary(store).keys == len(expected)
 
 
 def test_bad_input(tmp_path):

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from pyarrow import fs
-from stores import FAMILIES, Writer, content, loaded
+from stores import FAMILIES, SPLICES, Writer, content, loaded, splice
 
 import quire
 from quire.checkpoint import (
@@ -25,7 +25,7 @@ from quire.checkpoint import (
     tools,
 )
 from quire.checkpoint.container import FileKind
-from quire.checkpoint.delta import Op
+from quire.checkpoint.delta import Op, Splice
 
 MODES = sorted(manager.MODES)
 
@@ -71,24 +71,42 @@ class Run:
 
     def __init__(self, folder, stack):
         self.folder, self.stack = folder, stack
+        self.mode = None
         self.states = [{}]
         self.newest = 0  # that was ever there: what is older than it by more than RETAIN may be gone
         self.checkpoint = self.pm = None
 
     def open(self, mode, version=None):
         self.stack.close()
+        self.mode = mode
         options = {"bases_every": 2, "retain": self.RETAIN, "extent_target": 1.5}
         self.checkpoint = self.stack.enter_context(Manager(self.folder, mode=mode, **options))
         self.pm = self.stack.enter_context(self.checkpoint.load(version))
         assert content(self.pm) == self.states[self.checkpoint.version]
         self.pm.check()
 
-    def commit(self, changes):
+    def commit(self, changes, splices=(), page=None):
+        """page: what a raw page is to hold."""
         change(self.pm, changes)
+        splice(self.pm, splices)
+        if page is not None:
+            raw = self.pm.raw("blocks")
+            raw.write((raw.ids() or [raw.alloc()])[0], page)
+        self.drop_others()
         del self.states[self.checkpoint.version + 1 :]
         self.states.append(content(self.pm))
         assert self.checkpoint.commit(self.pm) == len(self.states) - 1
         self.newest = max(self.newest, len(self.states) - 1)
+
+    def drop_others(self):
+        """What the mode does not take is refused, and goes."""
+        refused = {"cec": {"sequence", "raw"}, "delta": {"raw"}}.get(self.mode, set())
+        names = [name for name, kind in self.pm.sets().items() if kind in refused]
+        if names:
+            with pytest.raises(quire.InvalidError, match="|".join(f"'{name}' is" for name in names)):
+                self.checkpoint.commit(self.pm)
+        for name in names:
+            self.pm.destroy(name)
 
     def check(self):
         """All versions that are to be kept, and all others that can be loaded."""
@@ -117,7 +135,7 @@ SMALL = st.dictionaries(
 STEP = st.tuples(
     st.sampled_from([None, None, *MODES]),
     st.integers(0, 2),
-    st.lists(SMALL, max_size=3),
+    st.lists(st.tuples(SMALL, SPLICES, st.sampled_from([None, None, None, b"1", b"2"])), max_size=3),
     st.sampled_from([None, False, False, True]),
     st.booleans(),
 )
@@ -136,8 +154,8 @@ def test_modes_in_any_order(steps, inline):
                     newest = len(run.states) - 1
                     run.open(mode, newest - min(back, newest, run.RETAIN) if run.newest == newest else None)
                 patch.setattr(manager.pages, "size", lambda pm, since, less=pages_are_less: 0 if less else 1 << 60)
-                for changes in batches:
-                    run.commit(changes)
+                for batch in batches:
+                    run.commit(*batch)
                 if maintain is not None:
                     run.checkpoint.maintain(background=maintain)
                 if not maintain:
@@ -413,15 +431,64 @@ def test_a_commit_that_fails_is_made_again(tmp_path, mode):
     sound(tmp_path)
 
 
+ROOM = {"delta": ["list", "deque"], "pages": ["list", "deque", "raw"], "auto": ["list", "deque", "raw"], "cec": []}
+
+
+@pytest.mark.parametrize("kind", ["list", "deque", "raw"])
 @pytest.mark.parametrize("mode", MODES)
-def test_what_no_mode_can_hold_is_refused(tmp_path, mode):
+def test_what_each_mode_takes(tmp_path, mode, kind):
     with Manager(tmp_path, mode=mode) as checkpoint, checkpoint.load() as pm:
-        pm.list("events").append(b"x")
-        with pytest.raises((quire.InvalidError, quire.MismatchError), match="'events' is"):
-            checkpoint.commit(pm)
-        pm.abort()
         put(pm, a="1")
+        others = getattr(pm, kind)("others")
+        others.alloc() if kind == "raw" else others.append(b"x")
+        if kind not in ROOM[mode]:
+            modes = "pages takes it" if mode == "delta" else "pages and auto take it"
+            with pytest.raises(quire.InvalidError, match=f"'others' is .*: modes? .*{modes}"):
+                checkpoint.commit(pm)
+            pm.abort()
+            put(pm, a="1")
+        expected = content(pm)
         assert checkpoint.commit(pm) == 1
+    assert ("others" in expected) == (kind in ROOM[mode])
+    assert loaded(Checkpoint(tmp_path).store()) == expected
+    sound(tmp_path)
+
+
+def test_a_delta_between_logs_takes_no_lists(tmp_path):
+    """Where a log cannot follow a log, a delta lies between; it takes what a log takes."""
+    with Manager(tmp_path, mode="cec") as checkpoint, checkpoint.load() as pm:
+        put(pm, a="1")
+        checkpoint.commit(pm)
+    with Manager(tmp_path, mode="delta", bases_every=1) as checkpoint, checkpoint.load() as pm:
+        checkpoint.maintain()
+    with Manager(tmp_path, mode="cec") as checkpoint, checkpoint.load() as pm:
+        pm.deque("queue")
+        with pytest.raises(quire.InvalidError, match="'queue' is a list or deque, and mode cec takes maps alone"):
+            checkpoint.commit(pm)
+        pm.destroy("queue")
+        checkpoint.commit(pm)
+    assert kinds(tmp_path) == [FileKind.LOG, FileKind.DELTA]
+
+
+@pytest.mark.parametrize("mode", ["delta", "pages", "auto"])
+def test_changes_of_lists(tmp_path, mode):
+    with Manager(tmp_path, mode=mode) as checkpoint, checkpoint.load() as pm:
+        queue = pm.deque("queue")
+        queue.extend([b"a", b"b", b"c"])
+        pm.list("gone")
+        checkpoint.commit(pm)
+        queue.popleft()
+        queue.append(b"d")
+        pm.destroy("gone")
+        put(pm, k="1")
+        checkpoint.commit(pm)
+    records = Checkpoint(tmp_path).store().changes(2)
+    assert [record.family for record in records if record.op == Op.DROP] == ["gone"]
+    assert [(record.splice, record.values) for record in records if record.op == Op.SPLICE] == [
+        (Splice(0, 1, 2), ()),
+        (Splice(2, 0, 0), (b"d",)),
+    ]
+    assert [record.key for record in records if record.op == Op.PUT] == [b"k"]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -14,7 +14,7 @@ import stores
 from pyarrow import parquet
 
 import quire
-from quire.checkpoint import Checkpoint, StoreId, Version, container, reader, storage, tools
+from quire.checkpoint import Checkpoint, Manager, StoreId, Version, container, reader, storage, tools
 from quire.checkpoint.codecs import compress, decompress
 from quire.checkpoint.container import FileKind
 from quire.cli import main
@@ -322,6 +322,73 @@ def test_dump_as_parquet(folder, capfdbinary, monkeypatch):
     assert changes[b"all"]["after"] == [b"a", b"b4"]
     assert table("--limit", "0").num_rows == 0
     assert table("--limit", "3", "--family", "default").num_rows == 3
+
+
+@pytest.fixture
+def lists(tmp_path):
+    """A checkpoint of two versions, written from Python: a map, a queue that moves on, and in the second raw pages."""
+    with Manager(tmp_path, mode="auto") as checkpoint, checkpoint.load() as pm:
+        pm.map("default")[b"k"] = b"1"
+        pm.deque("queue").extend([b"a", b"b", b"c"])
+        checkpoint.commit(pm)
+        pm.deque("queue").popleft()
+        pm.deque("queue")[1] = b"C"
+        pm.deque("queue").append(b"d")
+        pm.raw("blocks").write(pm.raw("blocks").alloc(), b"\1")
+        checkpoint.commit(pm)
+    return tmp_path
+
+
+def test_dump_of_lists(lists, run):
+    assert run("dump", lists, "--version", 1)[1].splitlines() == [
+        "default\t'k'\t'1'",
+        "queue\t0\t'a'",
+        "queue\t1\t'b'",
+        "queue\t2\t'c'",
+    ]
+    page = "01" + "00" * 4095
+    assert run("dump", lists)[1].splitlines()[1:] == [
+        *("queue\t0\t'b'", "queue\t1\t'C'", "queue\t2\t'd'"),
+        f"blocks\t0\t{page}",
+    ]
+    changes = run("dump", lists, "--since", 1)[1].splitlines()
+    assert changes == [
+        *("removed\tqueue\t0\t'a'", "changed\tqueue\t1\t'c' -> 'C'", "added\tqueue\t2\t'd'"),
+        f"added\tblocks\t0\t{page}",
+    ]
+    lines = run("dump", lists, "--family", "queue", "--since", 1, "--format", "json")[1].splitlines()
+    assert json.loads(lines[1]) == {
+        "change": "changed",
+        "family": "queue",
+        "position": 1,
+        "before": ["63"],
+        "after": ["43"],
+    }
+    rows = run("dump", lists, "--version", 1, "--format", "csv")[1].splitlines()
+    assert rows[:3] == ["family,key,position,value", "default,6b,,31", "queue,,0,61"]
+    assert run("dump", lists, "--family", "default", "--format", "csv")[1].splitlines()[0] == "family,key,value"
+    code, _, err = run("dump", lists, "--family", "queues")
+    assert code != 0 and "there are blocks, default, queue" in err
+
+
+def test_dump_of_lists_as_parquet(lists, capfdbinary, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert main(["dump", str(lists), "--version", "1", "--format", "parquet"]) == 0
+    table = parquet.read_table(io.BytesIO(capfdbinary.readouterr().out))
+    assert table.to_pylist()[:2] == [
+        {"family": "default", "key": b"k", "position": None, "value": b"1"},
+        {"family": "queue", "key": None, "position": 0, "value": b"a"},
+    ]
+
+
+def test_inspect_and_verify_of_lists(lists, run):
+    (store,) = json.loads(run("inspect", lists, "--json")[1])["stores"]
+    assert (store["keys"], store["kind"]) == (4, "pages")
+    assert run("verify", lists, "--all")[0] == 0
+    # A record too few is seen.
+    rewrite(lists / "state/0/0/1.qdelta", keys=2)
+    code, out, _ = run("verify", lists, "--all")
+    assert code != 0 and "1.qdelta: the state has 4 keys, the end of its file says 2" in out
 
 
 def test_parquet_is_nothing_for_a_terminal(folder, run, monkeypatch):
