@@ -25,16 +25,6 @@ from quire.checkpoint.container import FileKind, Frame, FrameKind
 REFUSED = (quire.CorruptError, quire.VersionError)
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """No waits between attempts."""
-    monkeypatch.setattr(reader, "RELIST_WAITS_SECONDS", (0, 0, 0))
-    monkeypatch.setattr(storage, "RETRY_WAITS_SECONDS", (0, 0, 0))
-
-
-pytestmark = pytest.mark.usefixtures("impatient")
-
-
 # ------------------------------------------------------------------------------------------------ what is there
 
 
