@@ -131,11 +131,17 @@ def changed_image(image, rng):
         body[32:36] = crc32c(body[:32])
         for slot in (128, 192):
             body[slot + 36 : slot + 40] = crc32c(body[slot : slot + 36])
+    image, foot = sealed(body)[:-32], sealed(body)[-32:-4]
+    if not rng.randrange(20):
+        foot = changed(foot, rng)
+    return image + foot + crc32c(foot)
+
+
+def sealed(body):
+    """The image of an arena, with its checksums."""
     blocks = [body[at : at + IMAGE_BLOCK_BYTES] for at in range(0, len(body), IMAGE_BLOCK_BYTES)]
     checksums = b"".join(map(crc32c, blocks))
     foot = b"QUIREIMG" + struct.pack("<IIQ", 1, IMAGE_BLOCK_BYTES, len(body)) + crc32c(checksums)
-    if not rng.randrange(20):
-        foot = changed(foot, rng)
     return bytes(body) + checksums + foot + crc32c(foot)
 
 
@@ -335,3 +341,25 @@ def test_what_is_behind_the_checksums(kind, tmp_path):
             raise
     print(f"{kind}: {taken} of {count} were loaded")
     assert taken < count
+
+
+@pytest.mark.parametrize("size", [0, 899, 901, 1 << 20, 0xFFFFFFFF])
+def test_values_of_a_stream_that_do_not_fit(size):
+    """Whoever takes them apart goes by their lengths, in Java without a look at where the memory ends."""
+    image = bytearray()
+    with quire.PageManager() as pm:
+        for byte in b"abc":
+            pm.map("default").append(b"key", bytes([byte]) * 900)
+        pm.commit()
+        with pm.snapshot() as pinned:
+            pinned.write(image.extend)
+    (body_bytes,) = struct.unpack_from("<Q", image, len(image) - 16)
+    body = image[:body_bytes]
+    at = body.index(b"b" * 900) - 4
+    assert struct.unpack_from("<I", body, at) == (900,)
+    struct.pack_into("<I", body, at, size)
+    with quire.PageManager.from_image(sealed(body)) as state:
+        with pytest.raises(quire.CorruptError):
+            state.check()
+        with pytest.raises(quire.CorruptError):
+            state.map("default").get_all(b"key")
