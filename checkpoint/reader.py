@@ -12,8 +12,8 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,6 +51,9 @@ FILE_NAME = re.compile(r"(\d{1,18})(?:_([^.]+))?\.(qdelta|qbase)")
 PART_NAME = re.compile(r"(\d{1,18})(?:_([^.]+))?\.[0-9a-f]{1,32}\.(?:\d{1,6}\.qpart|qimage)")
 IMAGE_SUFFIX = ".qimage"
 PART_THREADS = 8
+# Files that are read before they are wanted, and the bytes that these may have, packed.
+AHEAD_FILES = 4
+AHEAD_BYTES = 32 << 20
 # Column families that Spark keeps for itself; the counts of keys in checkpoints leave them out.
 INTERNAL_PREFIX = "$"
 # state/<operator>/<partition>/<store>; the default store has no folder of its own.
@@ -741,26 +744,39 @@ class Store:
             last: tuple[StoredFile, int] | None = None  # of the logs that hold all there is: the file, and its keys
             if line.logs:
                 loaded.log = cec.Log(loaded.state, extent_target)
-            for file in line.files:
-                fault.point("load.file")
-                found = self.read(file, mapped=True)
-                if loaded.log is not None and found.header.kind == FileKind.LOG:
-                    self._apply_log(loaded, file, found)
-                    last = file, found.keys
-                else:
-                    self._end_log(loaded, last)
-                    if loaded.log is not None:
-                        loaded.log.close()
-                        loaded.log = None
-                    loaded.state = self.apply(loaded.state, file, found)
-                    if found.header.kind == FileKind.PAGES:
-                        loaded.origin = file.version.number
+            with contextlib.closing(self._read_in_order(line.files)) as files:
+                for file, found in files:
+                    if loaded.log is not None and found.header.kind == FileKind.LOG:
+                        self._apply_log(loaded, file, found)
+                        last = file, found.keys
+                    else:
+                        self._end_log(loaded, last)
+                        if loaded.log is not None:
+                            loaded.log.close()
+                            loaded.log = None
+                        loaded.state = self.apply(loaded.state, file, found)
+                        if found.header.kind == FileKind.PAGES:
+                            loaded.origin = file.version.number
             self._end_log(loaded, last)
             loaded.state.commit()
         except BaseException:
             loaded.state.close()
             raise
         return loaded
+
+    def _read_in_order(self, files: Sequence[StoredFile]) -> Generator[tuple[StoredFile, CheckpointFile], None, None]:
+        """The files, each read when it is wanted, or before that beside those who use the one before."""
+        ahead: dict[StoredFile, Future[CheckpointFile]] = {}
+        pool = ThreadPoolExecutor(AHEAD_FILES, "quire-ahead")
+        try:
+            for number, file in enumerate(files, 1):
+                for later in files[number : number + AHEAD_FILES]:
+                    if later not in ahead and sum(each.size for each in ahead) + later.size <= AHEAD_BYTES:
+                        ahead[later] = pool.submit(self.read, later)
+                fault.point("load.file")
+                yield file, ahead.pop(file).result() if file in ahead else self.read(file, mapped=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _apply_log(self, loaded: Loaded, file: StoredFile, found: CheckpointFile) -> None:
         """One version of a log that the state is loaded from: a commit for each, so that stamps follow versions."""

@@ -217,9 +217,13 @@ static int many_broken(uint32_t length, uint64_t room) {
                       length, room);
 }
 
-/* The length of the value that starts at offset of an inline list; it lies inside the list. */
-static int many_length(const uint8_t *list, uint32_t list_bytes, uint32_t offset, uint32_t *length) {
-    uint32_t left = list_bytes - offset;
+static int many_miscounted(uint64_t found, uint64_t said) {
+    return quire_fail(QUIRE_E_CORRUPT, "a stream holds %" PRIu64 " values, its record says %" PRIu64, found, said);
+}
+
+/* The length of the value that starts at offset of a list; it lies inside the list. */
+static int many_length(const uint8_t *list, uint64_t list_bytes, uint64_t offset, uint32_t *length) {
+    uint64_t left = list_bytes - offset;
     if (left < LENGTH_BYTES) {
         return many_broken(0, left);
     }
@@ -232,9 +236,10 @@ static int many_length(const uint8_t *list, uint32_t list_bytes, uint32_t offset
     return QUIRE_OK;
 }
 
-static int many_count(const uint8_t *list, uint32_t list_bytes, uint64_t *value_count) {
+static int many_count(const uint8_t *list, uint64_t list_bytes, uint64_t *value_count) {
     uint64_t found = 0;
-    for (uint32_t offset = 0, length = 0; offset < list_bytes; offset += LENGTH_BYTES + length) {
+    uint32_t length = 0;
+    for (uint64_t offset = 0; offset < list_bytes; offset += LENGTH_BYTES + (uint64_t)length) {
         QUIRE_TRY(many_length(list, list_bytes, offset, &length));
         found++;
     }
@@ -317,8 +322,9 @@ int quire_record_values(const quire_view *view, const quire_record *record, quir
         return QUIRE_OK;
     }
     QUIRE_TRY(reader_give(&reader, ref.byte_count, values));
-    *value_count = ref.value_count;
-    return QUIRE_OK;
+    /* Callers follow the lengths without looking. */
+    QUIRE_TRY(many_count(values->bytes, values->count, value_count));
+    return *value_count == ref.value_count ? QUIRE_OK : many_miscounted(*value_count, ref.value_count);
 }
 
 int quire_record_compare(const quire_view *view, const quire_record *record, const uint8_t *key, size_t key_bytes,
@@ -796,11 +802,7 @@ static int check_many_stream(const quire_view *view, const quire_stream_ref *ref
         }
         value_count++;
     }
-    if (value_count != ref->value_count) {
-        return quire_fail(QUIRE_E_CORRUPT, "a stream holds %" PRIu64 " values, its record says %" PRIu64, value_count,
-                          ref->value_count);
-    }
-    return QUIRE_OK;
+    return value_count == ref->value_count ? QUIRE_OK : many_miscounted(value_count, ref->value_count);
 }
 
 static int check_key(const quire_view *view, const quire_record *record, int (*visit)(void *context, quire_page_id id),

@@ -104,7 +104,8 @@ static inline int quire_bytes_order(const uint8_t *left, size_t left_bytes, cons
 int quire_record_key(const quire_view *view, const quire_record *record, quire_buffer *key);
 /* The single value, or the first of several. */
 int quire_record_value(const quire_view *view, const quire_record *record, quire_buffer *value);
-/* All values back to back, each behind its u32 length: the form of QUIRE_VALUE_MANY, also for a single value. */
+/* All values back to back, each behind its u32 length: the form of QUIRE_VALUE_MANY, also for a single value. The lengths are checked:
+ * they lead from value to value, and end where the values do. */
 int quire_record_values(const quire_view *view, const quire_record *record, quire_buffer *values,
                         uint64_t *value_count);
 /* memcmp order of the record's key against key; *order < 0 if the record's is smaller. */

@@ -5,10 +5,12 @@ QUIRE_TEST_EXPECT   a folder that quire must be imported from, so that the sanit
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import hypothesis
 import pytest
+from seeds import SEED
 
 import quire
 
@@ -21,13 +23,26 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_report_header() -> str:
-    return f"quire {quire.__version__} from {Path(quire.__file__).parent}"
+    return f"quire {quire.__version__} from {Path(quire.__file__).parent}, QUIRE_TEST_SEED={SEED}"
 
 
 def pytest_sessionstart() -> None:
     expected = os.environ.get("QUIRE_TEST_EXPECT")
     if expected and not Path(quire.__file__).is_relative_to(expected):
         pytest.exit(f"quire is imported from {quire.__file__}, not from {expected}", returncode=3)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """Shows the seed with every failure."""
+    print(f"QUIRE_TEST_SEED={SEED}")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder for one test, removed at once: checkpoints are many small files."""
+    yield tmp_path
+    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 @pytest.fixture(params=[1024, 4096])

@@ -47,6 +47,20 @@ def splice(state, splices):
         records[start : start + removed] = values
 
 
+def change(pm, changes):
+    """Gives keys the values that they are to have. changes: see CHANGES."""
+    for (family, key), values in changes.items():
+        handle = pm.ordered_map(family) if FAMILIES[family] else pm.map(family)
+        handle.pop(key, None)
+        for value in values:
+            handle.append(key, value)
+
+
+def put(pm, **values):
+    """A value for each key, as text."""
+    pm.map("default").update({key.encode(): value.encode() for key, value in values.items()})
+
+
 class Writer:
     """Writes a store's files as the provider does. states: what each version must hold."""
 
@@ -86,11 +100,7 @@ class Writer:
         """The next version. changes: (family, key) to values. alone: as a base without a delta."""
         parent = self.version
         with self.pm.snapshot() as older:
-            for (family, key), values in changes.items():
-                handle = self.pm.ordered_map(family) if FAMILIES[family] else self.pm.map(family)
-                handle.pop(key, None)
-                for value in values:
-                    handle.append(key, value)
+            change(self.pm, changes)
             payloads = delta.write(self.pm, older)
             self.version = Version(parent.number + 1, str(uuid.uuid4()) if self.ids else "")
             self.states[self.version] = content(self.pm)

@@ -217,52 +217,43 @@ private[spark] class CheckpointFiles(
   // ---------------------------------------------------------------------------- reading
 
   /** Reads a file to its end, verifies every byte, and hands each frame's raw bytes on. */
-  def read(path: Path, kinds: Set[Int])(frame: (Int, Array[Byte]) => Unit): FileHeader =
-    reading(path) { (in, header) =>
-      val codec = SparkInternals.codec(header.codec)
-      val head = new Array[Byte](FrameHeaderBytes)
-      val words = new OffHeap(32)
-      try {
-        var ended = false
-        var frames = 0L
-        var rawBytes = 0L
-        while (!ended) {
-          in.readFully(head)
-          Native.frameDecode(head, words.address)
-          val kind = words.long(0).toInt
-          val raw = words.long(1).toInt
-          val stored = new Array[Byte](words.long(2).toInt)
-          in.readFully(stored)
-          Native.frameVerify(words.address, stored)
-          if (kind == FrameKinds.End) {
-            Native.endDecode(stored, words.address)
-            if (words.long(0) != frames || words.long(1) != rawBytes || in.read() != -1) {
-              throw new IOException(s"its end says ${words.long(0)} frames of ${words.long(1)} " +
-                s"bytes, $frames of $rawBytes were found, or more follows")
-            }
-            ended = true
-          } else if (!kinds(kind)) {
-            throw new IOException(s"it has a frame of kind $kind")
-          } else {
-            frame(kind, decompress(codec, stored, raw))
-            frames += 1
-            rawBytes += raw
-          }
-        }
-      } finally {
-        words.close()
-      }
+  def read(path: Path, kinds: Set[Int])(frame: (Int, Array[Byte]) => Unit): FileHeader = {
+    val file = frames(path, kinds)
+    try {
+      naming(path)(file.foreach(frame))
+      file.header
+    } finally {
+      file.close()
     }
+  }
+
+  /** The frames of a file, for who closes it. */
+  def frames(path: Path, kinds: Set[Int]): FrameReader = {
+    val in = open(path)
+    var opened = false
+    try {
+      val file = naming(path)(new FrameReader(in, readHeader(path, in), kinds))
+      opened = true
+      file
+    } finally {
+      if (!opened) in.close()
+    }
+  }
 
   /** What a commit's file says of itself, from its two ends. */
   def readInfo(file: CheckpointFile): CommitInfo = {
-    var ending = Ending(0)
-    val header = reading(file.path) { (in, header) =>
-      if (header.kind == FileKinds.Pages || header.kind == FileKinds.Log) {
-        ending = readEnding(in, file.bytes)
+    val in = open(file.path)
+    try {
+      naming(file.path) {
+        val header = readHeader(file.path, in)
+        val ending =
+          if (header.kind == FileKinds.Pages || header.kind == FileKinds.Log) readEnding(in, file.bytes)
+          else Ending(0)
+        CommitInfo(header.kind, header.parent, header.pageSize, ending.keys, ending.since)
       }
+    } finally {
+      in.close()
     }
-    CommitInfo(header.kind, header.parent, header.pageSize, ending.keys, ending.since)
   }
 
   private def readEnding(in: FSDataInputStream, fileBytes: Long): Ending = {
@@ -289,17 +280,6 @@ private[spark] class CheckpointFiles(
     try in.readAllBytes() finally in.close()
   }
 
-  private def decompress(codec: Codec, stored: Array[Byte], count: Int): Array[Byte] = {
-    val in = new DataInputStream(codec.decompress(new ByteArrayInputStream(stored)))
-    try {
-      val raw = new Array[Byte](count)
-      in.readFully(raw)
-      raw
-    } finally {
-      in.close()
-    }
-  }
-
   private def open(path: Path): FSDataInputStream =
     try {
       manager.open(path)
@@ -307,18 +287,21 @@ private[spark] class CheckpointFiles(
       case e: FileNotFoundException => throw SparkInternals.cannotReadFile(path, e)
     }
 
-  private def reading(path: Path)(body: (FSDataInputStream, FileHeader) => Unit): FileHeader = {
-    val in = open(path)
+  private def readHeader(path: Path, in: FSDataInputStream): FileHeader = {
+    val head = new Array[Byte](HeaderBytesMin)
+    in.readFully(head)
+    val whole = java.util.Arrays.copyOf(head, Native.headerPeek(head))
+    in.readFully(whole, head.length, whole.length - head.length)
+    val header = decode(whole)
+    checkIdentity(path, header)
+    checkRows(path, header)
+    header
+  }
+
+  /** Does something with the bytes of a file; damage that shows meanwhile is the file's. */
+  def naming[T](path: Path)(body: => T): T =
     try {
-      val head = new Array[Byte](HeaderBytesMin)
-      in.readFully(head)
-      val whole = java.util.Arrays.copyOf(head, Native.headerPeek(head))
-      in.readFully(whole, head.length, whole.length - head.length)
-      val header = decode(whole)
-      checkIdentity(path, header)
-      checkRows(path, header)
-      body(in, header)
-      header
+      body
     } catch {
       case e: EOFException => throw damaged(path, "it is truncated", e)
       case e: QuireNativeException
@@ -326,10 +309,7 @@ private[spark] class CheckpointFiles(
         throw damaged(path, e.getMessage, e)
       case e: QuireCheckpointException => throw e
       case e: IOException => throw damaged(path, e.getMessage, e)
-    } finally {
-      in.close()
     }
-  }
 
   private def damaged(path: Path, why: String, cause: Throwable): QuireCheckpointException =
     new QuireCheckpointException(s"$path cannot be read: $why", cause)
@@ -406,6 +386,61 @@ private[spark] object CheckpointFiles {
     Version(number.toLong, Option(id.stripSuffix("_")).filter(_.nonEmpty))
   }
 
+}
+
+/** Reads the frames of a file, after its header, and verifies every byte. One thread at a time. */
+private[spark] final class FrameReader(in: FSDataInputStream, val header: FileHeader, kinds: Set[Int])
+  extends AutoCloseable {
+  private val codec = SparkInternals.codec(header.codec)
+  private val head = new Array[Byte](CheckpointFiles.FrameHeaderBytes)
+  private var frames = 0L
+  private var rawBytes = 0L
+  private val words = new OffHeap(32)
+
+  /** The kind and the raw bytes of the next frame; none once the end was found to be right, too. */
+  def next(): Option[(Int, Array[Byte])] = {
+    in.readFully(head)
+    Native.frameDecode(head, words.address)
+    val kind = words.long(0).toInt
+    val raw = words.long(1).toInt
+    val stored = new Array[Byte](words.long(2).toInt)
+    in.readFully(stored)
+    Native.frameVerify(words.address, stored)
+    if (kind == FrameKinds.End) {
+      Native.endDecode(stored, words.address)
+      if (words.long(0) != frames || words.long(1) != rawBytes || in.read() != -1) {
+        throw new IOException(s"its end says ${words.long(0)} frames of ${words.long(1)} " +
+          s"bytes, $frames of $rawBytes were found, or more follows")
+      }
+      None
+    } else if (!kinds(kind)) {
+      throw new IOException(s"it has a frame of kind $kind")
+    } else {
+      frames += 1
+      rawBytes += raw
+      Some((kind, decompress(stored, raw)))
+    }
+  }
+
+  /** Hands the frames on that were not read yet. */
+  def foreach(frame: (Int, Array[Byte]) => Unit): Unit =
+    Iterator.continually(next()).takeWhile(_.isDefined).flatten.foreach(frame.tupled)
+
+  private def decompress(stored: Array[Byte], count: Int): Array[Byte] = {
+    val in = new DataInputStream(codec.decompress(new ByteArrayInputStream(stored)))
+    try {
+      val raw = new Array[Byte](count)
+      in.readFully(raw)
+      raw
+    } finally {
+      in.close()
+    }
+  }
+
+  override def close(): Unit = {
+    words.close()
+    in.close()
+  }
 }
 
 /** Writes frames to a stream, each compressed by itself. */

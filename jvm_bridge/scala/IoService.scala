@@ -5,7 +5,7 @@ import java.util.concurrent.atomic.{AtomicInteger, AtomicReference}
 import java.util.concurrent.locks.LockSupport
 
 /**
- * The threads that write bases, for all stores of this process.
+ * The threads that write bases and read files ahead, for all stores of this process.
  *
  * A base is the background's work and gives way: it rests while a commit of any store writes, and
  * after each piece for some time, so that batches hardly feel it. What waits to be written is bounded.
@@ -53,6 +53,9 @@ private[spark] object IoService {
       result
     }
   }
+
+  /** Runs some time, when a thread is free; must not wait for other work of these threads, nor fail. */
+  def sometime(work: () => Unit): Unit = pool.execute(() => work())
 
   /** Runs all at once and waits for them; the first failure is thrown when they have ended. */
   def all(works: Seq[() => Unit]): Unit = {

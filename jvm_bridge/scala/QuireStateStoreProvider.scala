@@ -1033,43 +1033,55 @@ class QuireStateStoreProvider
 
   /** The state that the files of a plan lead to. */
   private def loadFrom(plan: Plan, folder: Folder): Loaded = {
+    val commits = new ReadAhead(files, plan.steps.map { step =>
+      val frames = if (step.info.kind == FileKinds.Pages) FrameKinds.Pages else FrameKinds.Records
+      (files.deltaPath(step.version), Set(frames))
+    })
+    try loadFrom(plan, folder, commits) finally commits.close()
+  }
+
+  private def loadFrom(plan: Plan, folder: Folder, commits: ReadAhead): Loaded = {
     def isLogFile(version: Version): Boolean =
       folder.deltas(version) && folder.info(version).kind == FileKinds.Log
     val base = if (plan.isRun) Nothing else plan.start
     val made =
-      if (base.number == 0) newArena(plan.steps.headOption.fold(0)(_.info.pageSize))
-      else try bases.load(base, budget) catch { case e: QuireCheckpointException => throw DamagedBase(e) }
+      if (base.number == 0) {
+        newArena(plan.steps.headOption.fold(0)(_.info.pageSize))
+      } else {
+        commits.begin()
+        try bases.load(base, budget) catch { case e: QuireCheckpointException => throw DamagedBase(e) }
+      }
     closingOnFailure(() => made.condemn()) {
       var points = Map(base -> Native.arenaOrigin(made.handle))
       var before = base
       plan.steps.foreach { step =>
-        val path = files.deltaPath(step.version)
         if (step.info.kind == FileKinds.Log && (plan.isRun || !isLogFile(before))) {
           if (made.log == 0) {
             made.log = newLog(made)
             Native.arenaCommit(made.handle)
             if (before.number > 0) Native.logForeign(made.log, before.number)
           }
-          files.read(path, Set(FrameKinds.Records)) { (_, payload) =>
+          commits.next { (_, payload) =>
             applying(payload)(Native.logApply(made.log, _, payload.length))
           }
           Native.arenaCommit(made.handle)
           Native.logLoaded(made.log, step.version.number)
         } else if (step.info.kind == FileKinds.Pages) {
           made.dropLog()
-          files.read(path, Set(FrameKinds.Pages)) { (_, payload) =>
+          commits.next { (_, payload) =>
             try applying(payload)(Native.pagesApply(made.handle, _, payload.length))
             catch {
               case e: QuireNativeException if e.code == QuireNativeException.Mismatch =>
                 // The base is of another run of its version, or the file is.
-                throw DamagedBase(new QuireCheckpointException(s"$path does not fit version $base: ${e.getMessage}", e))
+                throw DamagedBase(new QuireCheckpointException(
+                  s"${files.deltaPath(step.version)} does not fit version $base: ${e.getMessage}", e))
             }
           }
           Native.arenaCommit(made.handle)
           points = Map(step.version -> Native.arenaOrigin(made.handle))
         } else {
           made.dropLog()
-          files.read(path, Set(FrameKinds.Records)) { (_, payload) => apply(made, payload) }
+          commits.next { (_, payload) => apply(made, payload) }
         }
         before = step.version
       }

@@ -15,7 +15,7 @@ import stores
 from stores import content, loaded
 
 import quire
-from quire.checkpoint import Checkpoint, Manager, codecs, container, io_service, manager, reader, storage, tools
+from quire.checkpoint import Checkpoint, Manager, codecs, container, io_service, manager, tools
 from quire.checkpoint.container import Frame, FrameKind
 
 ALL = os.environ.get("QUIRE_CORRUPTION") == "all"
@@ -31,12 +31,6 @@ KINDS = {
 MODES_AND_KINDS = [(mode, kind) for kind, modes in KINDS.items() for mode in modes]
 FLIPS = 120 if ALL else 20
 REFUSED = (quire.CorruptError, quire.VersionError)
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(reader, "RELIST_WAITS_SECONDS", (0, 0, 0))
-    monkeypatch.setattr(storage, "RETRY_WAITS_SECONDS", (0, 0, 0))
 
 
 class Sample:

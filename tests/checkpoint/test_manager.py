@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 import stores
 from hypothesis import given
-from stores import CHANGES, FAMILIES, SPLICES, Writer, content, loaded, splice
+from stores import CHANGES, SPLICES, Writer, change, content, loaded, put, splice
 
 import quire
 from quire.checkpoint import (
@@ -28,17 +28,10 @@ from quire.checkpoint import (
     container,
     io_service,
     manager,
-    reader,
     storage,
     tools,
 )
 from quire.checkpoint.container import FileKind, FrameKind, Parts
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(reader, "RELIST_WAITS_SECONDS", (0, 0, 0))
-    monkeypatch.setattr(storage, "RETRY_WAITS_SECONDS", (0, 0, 0))
 
 
 @pytest.fixture
@@ -47,18 +40,6 @@ def small(monkeypatch):
     monkeypatch.setattr(io_service, "INLINE_BYTES", 40 << 10)
     monkeypatch.setattr(io_service, "FRAME_BYTES", 8 << 10)
     monkeypatch.setattr(io_service, "WINDOW_BYTES", 64 << 10)
-
-
-def change(pm, changes):
-    for (family, key), values in changes.items():
-        handle = pm.ordered_map(family) if FAMILIES[family] else pm.map(family)
-        handle.pop(key, None)
-        for value in values:
-            handle.append(key, value)
-
-
-def put(pm, **values):
-    pm.map("default").update({key.encode(): value.encode() for key, value in values.items()})
 
 
 def names(folder):

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from pyarrow import fs
-from stores import FAMILIES, SPLICES, Writer, content, loaded, splice
+from stores import FAMILIES, SPLICES, Writer, change, content, loaded, put, splice
 
 import quire
 from quire.checkpoint import (
@@ -20,7 +20,6 @@ from quire.checkpoint import (
     container,
     io_service,
     manager,
-    reader,
     storage,
     tools,
 )
@@ -28,24 +27,6 @@ from quire.checkpoint.container import FileKind
 from quire.checkpoint.delta import Op, Splice
 
 MODES = sorted(manager.MODES)
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(reader, "RELIST_WAITS_SECONDS", (0, 0, 0))
-    monkeypatch.setattr(storage, "RETRY_WAITS_SECONDS", (0, 0, 0))
-
-
-def change(pm, changes):
-    for (family, key), values in changes.items():
-        handle = pm.ordered_map(family) if FAMILIES[family] else pm.map(family)
-        handle.pop(key, None)
-        for value in values:
-            handle.append(key, value)
-
-
-def put(pm, **values):
-    pm.map("default").update({key.encode(): value.encode() for key, value in values.items()})
 
 
 def kinds(folder):

@@ -25,16 +25,6 @@ from quire.checkpoint.container import FileKind, Frame, FrameKind
 REFUSED = (quire.CorruptError, quire.VersionError)
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """No waits between attempts."""
-    monkeypatch.setattr(reader, "RELIST_WAITS_SECONDS", (0, 0, 0))
-    monkeypatch.setattr(storage, "RETRY_WAITS_SECONDS", (0, 0, 0))
-
-
-pytestmark = pytest.mark.usefixtures("impatient")
-
-
 # ------------------------------------------------------------------------------------------------ what is there
 
 
@@ -354,6 +344,67 @@ class Restless(storage.LocalStorage):
         if self.happens:
             self.happens.pop(0)()
         return super().open(path)
+
+
+def long_line(folder, last=20):
+    """Versions that each change one key of all and have one of their own, without a base."""
+    with Writer(folder) as writer:
+        for number in range(1, last + 1):
+            writer.commit({("default", b"all"): [b"%d" % number], ("default", b"own%d" % number): [b""]})
+    return writer
+
+
+def reading_ahead():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("quire-ahead")]
+
+
+def test_files_that_are_read_ahead_are_applied_in_their_order(tmp_path):
+    states = long_line(tmp_path).states
+    store = Checkpoint(tmp_path).store()
+    for number in (20, 1, 2, 5, 19):
+        assert loaded(store, number) == states[Version(number)]
+    assert not reading_ahead()
+
+
+def test_of_several_damaged_files_the_first_is_named(tmp_path):
+    long_line(tmp_path)
+    store = Checkpoint(tmp_path).store()
+    for number in (20, 9, 3, 2, 1):
+        path = tmp_path / f"{number}.qdelta"
+        data = bytearray(path.read_bytes())
+        data[-60] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(quire.CorruptError, match=rf"/{number}\.qdelta: "):
+            store.load()
+        assert not reading_ahead()
+
+
+def test_what_is_read_ahead_is_bounded(tmp_path, monkeypatch):
+    """Each file when it is wanted or before; never more bytes, or more files, than may wait."""
+    long_line(tmp_path)
+    store = Checkpoint(tmp_path).store()
+    begun, most = [], []
+    read, apply = store.read, store.apply
+
+    def reading(file, **options):
+        begun.append(file.version.number)
+        return read(file, **options)
+
+    def applying(state, file, found):
+        most.append(max(begun) - file.version.number)
+        return apply(state, file, found)
+
+    monkeypatch.setattr(store, "read", reading)
+    monkeypatch.setattr(store, "apply", applying)
+    for room, ahead in ((1 << 20, reader.AHEAD_FILES), (max(file.size for file in store.files()), 1), (0, 0)):
+        monkeypatch.setattr(reader, "AHEAD_BYTES", room)
+        begun.clear()
+        most.clear()
+        store.load().close()
+        assert sorted(begun) == list(range(1, 21))
+        assert max(most) <= ahead
+        if not ahead:
+            assert begun == sorted(begun)
 
 
 def test_files_that_are_cleaned_away_under_the_reader(tmp_path):

@@ -184,11 +184,6 @@ def hdfs(monkeypatch):
     server.server_close()
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(storage, "RETRY_WAITS_SECONDS", (0, 0, 0))
-
-
 @pytest.fixture(params=["local", "pyarrow", "webhdfs"])
 def place(request, tmp_path):
     """A storage and a folder in it."""

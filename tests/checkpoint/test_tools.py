@@ -14,16 +14,10 @@ import stores
 from pyarrow import parquet
 
 import quire
-from quire.checkpoint import Checkpoint, Manager, StoreId, Version, container, reader, storage, tools
+from quire.checkpoint import Checkpoint, Manager, StoreId, Version, container, storage, tools
 from quire.checkpoint.codecs import compress, decompress
 from quire.checkpoint.container import FileKind
 from quire.cli import main
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(reader, "RELIST_WAITS_SECONDS", (0, 0, 0))
-    monkeypatch.setattr(storage, "RETRY_WAITS_SECONDS", (0, 0, 0))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ pytest.importorskip("pyspark")
 pytest.importorskip("hdfs")
 
 from cluster import Cluster
-from spark import harness
 
 HERE = Path(__file__).parent
 
@@ -35,15 +34,3 @@ def cluster(direct, tmp_path_factory):
     with Cluster(folder) as running:
         yield running
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    """Shows the seed with every failure."""
-    print(f"QUIRE_TEST_SEED={harness.SEED}")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    yield tmp_path
-    shutil.rmtree(tmp_path, ignore_errors=True)

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_report_header():
-    return f"Spark tests: QUIRE_TEST_SEED={harness.SEED}, provider {harness.QUIRE}"
+    return f"Spark tests: provider {harness.QUIRE}"
 
 
 def pytest_collection_modifyitems(items):
@@ -30,19 +30,6 @@ def spark(tmp_path_factory):
     session = harness.session(conf={"spark.sql.warehouse.dir": str(warehouse)})
     yield session
     session.stop()
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    """Shows the seed with every failure."""
-    print(f"QUIRE_TEST_SEED={harness.SEED}")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder for one test, removed at once: checkpoints are many small files."""
-    yield tmp_path
-    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

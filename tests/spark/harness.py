@@ -1,8 +1,7 @@
 """What the tests of the Spark provider share: sessions, random input in files, queries in stages, and their results.
 
 QUIRE_TEST_PROVIDER  another provider class to test in Quire's place; no jar is then built or loaded.
-QUIRE_TEST_SEED      the seed of all random input, printed; a number, or "random" for one never tried before.
-                     Without it 0 or 1: known input, so that a run is red for what changed in the code.
+QUIRE_TEST_SEED      the seed of all random input, see seeds.py.
 QUIRE_TEST_MODE      the checkpoint mode that queries have which do not choose one.
 """
 
@@ -24,6 +23,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from seeds import SEED
 
 # Workers run what the tests run, wherever "python3" may point.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -33,15 +33,6 @@ QUIRE = os.environ.get("QUIRE_TEST_PROVIDER", REAL)
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
-
-def _seed() -> int:
-    wanted = os.environ.get("QUIRE_TEST_SEED", "")
-    if wanted.isdigit():
-        return int(wanted)
-    return random.SystemRandom().randrange(1 << 32 if wanted == "random" else 2)
-
-
-SEED = _seed()
 
 STORE = "spark.sql.streaming.stateStore."
 MODE = STORE + "quire.checkpointMode"

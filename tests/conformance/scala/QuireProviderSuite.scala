@@ -3,13 +3,14 @@ package org.apache.spark.sql.execution.streaming.state
 import java.io.File
 import java.nio.file.Files
 import java.util.UUID
-import java.util.concurrent.{CountDownLatch, Executors, TimeUnit}
+import java.util.concurrent.{Callable, CountDownLatch, Executors, TimeUnit}
 
 import scala.util.Random
 
 import io.quire.spark.QuireStateStoreProvider
 import org.apache.hadoop.conf.Configuration
 import org.scalatest.BeforeAndAfter
+import org.scalatest.time.SpanSugar._
 
 import org.apache.spark.TaskContext
 import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
@@ -294,6 +295,79 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
           pool.shutdownNow()
         }
       }
+    }
+  }
+
+  /** Versions up to `last`, each of which changes a key of all and has one of its own. */
+  private def commitMany(folder: String, last: Int, settings: Map[String, String]): Unit =
+    withProvider(folder, settings = settings) { provider =>
+      (0 until last).foreach { i => commit(provider, i)(("all", 0) -> (i + 1), ("own", i + 1) -> i) }
+    }
+
+  private def stateOf(version: Int): Set[((String, Int), Int)] =
+    Set(("all", 0) -> version) ++ (1 to version).map(i => ("own", i) -> (i - 1))
+
+  private def damage(file: File): Unit = {
+    new File(file.getParent, s".${file.getName}.crc").delete()
+    val bytes = Files.readAllBytes(file.toPath)
+    bytes(bytes.length / 2) = (bytes(bytes.length / 2) ^ 1).toByte
+    Files.write(file.toPath, bytes)
+  }
+
+  /** Streams of this process on files below a folder. */
+  private def openFiles(folder: File): Seq[String] =
+    new File("/proc/self/fd").listFiles().toSeq.flatMap { link =>
+      scala.util.Try(Files.readSymbolicLink(link.toPath).toString).toOption
+    }.filter(_.startsWith(folder.getCanonicalPath))
+
+  Seq("delta", "pages", "cec", "auto").foreach { mode =>
+    val settings = Map("spark.sql.streaming.stateStore.quire.checkpointMode" -> mode)
+
+    test(s"files that are read ahead are applied in their order: $mode") {
+      withTempDir { dir =>
+        commitMany(dir.toString, 40, settings)
+        Seq(40, 1, 2, 17, 39).foreach { version =>
+          withProvider(dir.toString, settings = settings) { provider =>
+            assert(rowsOf(provider, version) == stateOf(version))
+          }
+        }
+      }
+    }
+
+    test(s"of several damaged files that are read ahead the first is named: $mode") {
+      withTempDir { dir =>
+        commitMany(dir.toString, 20, settings)
+        Seq(19, 7, 2).foreach { version =>
+          damage(file(dir.toString, s"$version.qdelta"))
+          (0 until 10).foreach { _ =>
+            withProvider(dir.toString, settings = settings) { provider =>
+              val text = Utils.exceptionString(intercept[Exception](rowsOf(provider, 20)))
+              assert(text.contains(s"/$version.qdelta cannot be read"))
+              if (version > 2) assert(rowsOf(provider, version - 1) == stateOf(version - 1))
+            }
+          }
+        }
+        eventually(timeout(60.seconds))(assert(openFiles(dir).isEmpty))
+      }
+    }
+  }
+
+  test("more stores load at once than there are threads to read ahead") {
+    withTempDir { dir =>
+      commitMany(dir.toString, 20, Map.empty)
+      val pool = Executors.newFixedThreadPool(100)
+      try {
+        val loads = (0 until 400).map { i =>
+          pool.submit(new Callable[Boolean] {
+            override def call(): Boolean =
+              withProvider(dir.toString)(rowsOf(_, 1 + i % 20) == stateOf(1 + i % 20))
+          })
+        }
+        assert(loads.forall(_.get(300, TimeUnit.SECONDS)))
+      } finally {
+        pool.shutdownNow()
+      }
+      eventually(timeout(60.seconds))(assert(openFiles(dir).isEmpty))
     }
   }
 }
