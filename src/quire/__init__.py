@@ -30,7 +30,7 @@ from quire.pagemgr import (
     Stats,
     VersionError,
 )
-from quire.statestore import configure
+from quire.statestore import State, configure
 from quire.structures import Deque, List, Map, OrderedMap, PageManager, Raw, Schema, Snapshot
 
 __version__ = "0.1.0"
@@ -60,6 +60,7 @@ __all__ = [
     "ReadOnlyError",
     "Schema",
     "Snapshot",
+    "State",
     "Stats",
     "VersionError",
     "__version__",
