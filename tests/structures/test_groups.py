@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import struct
 
 import hypothesis.strategies as st
 import numpy as np
@@ -188,6 +189,21 @@ def test_offsets_that_lead_elsewhere_are_refused():
             code = lib.quire_kv_put_lists(target._kv(), keys.pointer, starts, values.pointer, done)
             assert code == lib.QUIRE_E_INVALID
         assert len(target) == 0
+
+
+@pytest.mark.parametrize("claimed", [0, 1, 3, 2**40])
+def test_a_count_that_the_bytes_do_not_hold_is_corrupt(path, claimed):
+    values = [b"v" * 3001, b"w" * 3001]
+    with quire.PageManager(path) as pm:
+        pm.map("it").put_lists([b"a"], [values])
+        pm.commit()
+    data = bytearray(path.read_bytes())
+    at = data.index(struct.pack("<Q", 2 * (4 + 3001)))  # record.h: bytes, first and last page, count
+    assert struct.unpack_from("<Q", data, at + 16) == (2,)
+    struct.pack_into("<Q", data, at + 16, claimed)
+    path.write_bytes(data)
+    with quire.PageManager(path) as pm, pytest.raises(quire.CorruptError, match="row 1"):
+        pm.map("it").get_lists([b"b", b"a"])
 
 
 def test_rows_done_says_how_many_lists_were_stored():
