@@ -502,6 +502,18 @@ def test_expire_before_refuses(make, bound, column, says):
         target.expire_before(["a"], bound, column)
 
 
+@pytest.mark.parametrize("count", range(5))
+def test_keep_last_keeps_exactly_so_many(pm, make, count):
+    target = make("string")
+    lists = {"a": ["1"], "b": ["1", "2", "3"], "c": ["x" * 3000, "y" * 3000, "z"], "d": list("pqrst")}
+    target.put_lists(list(lists), list(lists.values()))
+    dropped = target.keep_last(["a", "b", "c", "b", "none"], count)
+    kept = {key: values[max(0, len(values) - count) :] for key, values in lists.items() if key != "d"}
+    assert dropped == 7 - sum(map(len, kept.values()))
+    assert lists_of(target, "abcd") == {key: values for key, values in kept.items() if values} | {"d": lists["d"]}
+    pm.check()
+
+
 def test_keep_last_refuses(pm, make):
     for count in (-1, 1.0, None, True):
         with pytest.raises(quire.InvalidError, match="n is"):
