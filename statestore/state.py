@@ -2,8 +2,8 @@
 
 import builtins
 import datetime
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from quire.pagemgr.errors import InvalidError
 from quire.structures.groups import groups_of
 from quire.structures.maps import Map, OrderedMap
-from quire.structures.page_manager import PageManager
+from quire.structures.page_manager import PageManager, user_name
 from quire.structures.schema import ColumnsLike, Schema, as_schema
 from quire.structures.sequences import Deque, List
 
@@ -21,6 +21,9 @@ TIMES = {"timestamp": pa.timestamp("us", "UTC"), "bigint": pa.int64()}
 INT64_MAX = (1 << 63) - 1
 DEADLINE = "deadline"
 EARLIEST = datetime.datetime.min.replace(tzinfo=datetime.timezone.utc)
+LATEST = datetime.datetime.max.replace(tzinfo=datetime.timezone.utc)
+
+Structure = TypeVar("Structure")
 
 
 class State:
@@ -43,19 +46,18 @@ class State:
         if not isinstance(pm, PageManager):
             raise InvalidError(f"a State lies in a PageManager, not in {type(pm).__name__}")
         self._pm = pm
-        self._declared: dict[str, str] = {}
+        self._declared: builtins.list[str] = []
 
-    def __repr__(self) -> str:
-        return f"<State of {', '.join(self._declared) or 'nothing yet'}>"
+    def _refuse_taken(self, name: str) -> None:
+        if user_name(name) in self._declared:
+            raise InvalidError(f"{name!r} is declared already in this state: give each structure a name of its own")
 
-    def _declare(self, name: str, suffixes: tuple[str, ...] = ("",)) -> builtins.list[str]:
-        """The names of the sets underneath, none of which may be declared already."""
-        names = [f"{name}{suffix}" for suffix in suffixes]
-        for taken in names:
-            if taken in self._declared:
-                raise InvalidError(f"{name!r}: {self._declared[taken]!r} is declared already, which lies in {taken!r}")
-        self._declared.update(dict.fromkeys(names, name))
-        return names
+    def _open(self, open_it: Callable[[str, Any], Structure], name: str, columns: Any) -> Structure:
+        """Opens or creates, and remembers the name if that went well."""
+        self._refuse_taken(name)
+        opened = open_it(name, columns)
+        self._declared.append(name)
+        return opened
 
     def value(self, name: str, type: ColumnsLike, default: Any = None) -> "Value":
         """One value, ``default`` until it is set.
@@ -67,26 +69,23 @@ class State:
         ...     last.get()
         {'user': 'bo', 'n': 3}
         """
-        schema = Schema(key=pa.null(), value=type)
-        return Value(self._pm.map(*self._declare(name), schema), default)
+        return Value(self._open(self._pm.map, name, Schema(key=pa.null(), value=type)), default)
 
     def map(self, name: str, key: ColumnsLike, value: ColumnsLike) -> Map:
         """A map in no particular order."""
-        schema = Schema(key, value)
-        return self._pm.map(*self._declare(name), schema)
+        return self._open(self._pm.map, name, Schema(key, value))
 
     def ordered_map(self, name: str, key: ColumnsLike, value: ColumnsLike) -> OrderedMap:
         """A map in the order of its keys."""
-        schema = Schema(key, value)
-        return self._pm.ordered_map(*self._declare(name), schema)
+        return self._open(self._pm.ordered_map, name, Schema(key, value))
 
     def list(self, name: str, value: ColumnsLike) -> List:
         """A list of rows."""
-        return self._pm.list(*self._declare(name), as_schema("value", value))
+        return self._open(self._pm.list, name, as_schema("value", value))
 
     def queue(self, name: str, value: ColumnsLike) -> Deque:
         """A queue of rows, to take from and add to at both ends."""
-        return self._pm.deque(*self._declare(name), as_schema("value", value))
+        return self._open(self._pm.deque, name, as_schema("value", value))
 
     def timers(self, name: str, key: ColumnsLike, time: str = "timestamp") -> "Timers":
         """A deadline for each key; ``time`` is its type, ``timestamp`` or ``bigint``."""
@@ -100,21 +99,23 @@ class State:
         deadline = pa.field(DEADLINE, TIMES[time], nullable=False)
         by_key = Schema(columns, pa.schema([deadline]))
         by_time = Schema(pa.schema([deadline, *columns]), pa.null())
-        key_name, time_name = self._declare(name, (".by_key", ".by_time"))
-        return Timers(self._pm.map(key_name, by_key), self._pm.ordered_map(time_name, by_time))
+        key_name, time_name = (f"{user_name(name)}{suffix}" for suffix in (".by_key", ".by_time"))
+        self._refuse_taken(time_name)
+        return Timers(self._open(self._pm.map, key_name, by_key), self._open(self._pm.ordered_map, time_name, by_time))
 
     def watermark(
         self, name: str = "watermark", delay: datetime.timedelta | int = datetime.timedelta(0)
     ) -> "Watermark":
         """The greatest event time so far, less a delay: a timedelta, or an int for times that are bigint."""
-        whole = isinstance(delay, int) and not isinstance(delay, bool)
-        if not whole and not isinstance(delay, datetime.timedelta):
-            raise InvalidError(f"delay is {delay!r}: give a timedelta for timestamps, an int for times that are bigint")
-        if delay < (0 if whole else datetime.timedelta(0)):  # type: ignore[operator]
-            raise InvalidError(f"delay is {delay!r}: a delay is not negative")
-        if not whole and delay > datetime.datetime.max.replace(tzinfo=EARLIEST.tzinfo) - EARLIEST:
-            raise InvalidError(f"delay is {delay!r}: that is longer than all times there are")
-        return Watermark(self.value(name, TIMES["bigint" if whole else "timestamp"]), delay)
+        if isinstance(delay, datetime.timedelta):
+            if not datetime.timedelta(0) <= delay <= LATEST - EARLIEST:
+                raise InvalidError(f"delay is {delay!r}: give 0 to {LATEST - EARLIEST}")
+            return Watermark(self.value(name, TIMES["timestamp"]), delay)
+        if isinstance(delay, bool) or not isinstance(delay, int) or delay < 0:
+            raise InvalidError(
+                f"delay is {delay!r}: give a timedelta, or for times that are bigint an int of 0 or more"
+            )
+        return Watermark(self.value(name, TIMES["bigint"]), delay)
 
 
 class Value:
@@ -170,7 +171,7 @@ class Timers:
             )
         if times.null_count:
             raise InvalidError(f"column {DEADLINE!r}: there are nulls; cancel_many() takes deadlines away")
-        distinct, groups = groups_of(self._encoded(columns))
+        distinct, groups = groups_of(self._schema.encode_keys(self._rows(columns)))
         last = np.zeros(len(distinct), np.int64)
         last[groups] = np.arange(len(groups))
         rows = pa.array(last)
@@ -181,11 +182,7 @@ class Timers:
 
     def set(self, key: Any, deadline: Any) -> None:
         """Sets the deadline of the key in place of the one it has."""
-        old = self._by_key.get(key)
-        self._by_key[key] = deadline
-        if old is not None:
-            del self._by_time[(old, *self._parts(key))]
-        self._by_time[(self._by_key[key], *self._parts(key))] = None
+        self.set_many(self._one(key), [deadline])
 
     def cancel_many(self, keys: Any) -> int:
         """Takes the deadlines of these keys away; says how many had one."""
@@ -195,12 +192,7 @@ class Timers:
 
     def cancel(self, key: Any) -> bool:
         """Takes the deadline of the key away; says whether it had one."""
-        old = self._by_key.get(key)
-        if old is None:
-            return False
-        del self._by_key[key]
-        del self._by_time[(old, *self._parts(key))]
-        return True
+        return self.cancel_many(self._one(key)) == 1
 
     def due(self, now: Any) -> Any:
         """Takes out all keys whose deadline is ``now`` or before: an Arrow table of them, the earliest first."""
@@ -211,19 +203,13 @@ class Timers:
         self._by_key.remove_many(found.select(self._schema.key.names))
         return found
 
-    def _encoded(self, columns: list[Any]) -> Any:
-        return self._schema.encode_keys(self._rows(columns))
-
     def _rows(self, columns: list[Any]) -> Any:
         """Columns of the key as maps take them."""
         return dict(zip(self._schema.key.names, columns, strict=True))
 
-    def _parts(self, key: Any) -> tuple[Any, ...]:
-        """The values of one key, in order."""
-        names = self._schema.key.names
-        if len(names) == 1:
-            return (key,)
-        return tuple(key[name] for name in names) if isinstance(key, Mapping) else tuple(key)
+    def _one(self, key: Any) -> Any:
+        """The columns of one key."""
+        return self._rows([[value] for value in self._schema._key.values(key)])
 
     def _forget(self, columns: list[Any]) -> None:
         """Takes out what the ordered map has of these keys."""

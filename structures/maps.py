@@ -599,8 +599,8 @@ class Map(Face, MutableMapping[Any, Any]):
 
         ``function(old, new)`` is given the values that there are, null where there is none, and those of this call, as
         Arrow arrays (record batches where there are several columns), and returns as many values to store. It is called
-        once if no key comes twice, else once for the first rows of all keys, once for the second ones, and so on.
-        An error's ``rows_done`` counts rows in that order.
+        once if no key comes twice, else once for the first rows of all keys, once for the second ones, and so on,
+        while other threads wait. An error's ``rows_done`` counts rows in that order.
 
         >>> import pyarrow.compute as pc
         >>> import quire

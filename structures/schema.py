@@ -336,7 +336,7 @@ class Columns:
 
     def pack(self, row: Any) -> bytes:
         """One row to bytes."""
-        values = self._values(row)
+        values = self.values(row)
         if self._packer is not None:
             encoded = self._packer(values)
             if encoded is not None:
@@ -364,7 +364,8 @@ class Columns:
                 f"(get_many, to_batches, range_batches): {error}"
             ) from error
 
-    def _values(self, row: Any) -> Sequence[Any]:
+    def values(self, row: Any) -> Sequence[Any]:
+        """The values of one row, in order."""
         if self.single:
             return (row,)
         if isinstance(row, Mapping):

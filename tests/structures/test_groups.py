@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import struct
 
 import hypothesis.strategies as st
 import numpy as np
@@ -188,6 +189,21 @@ def test_offsets_that_lead_elsewhere_are_refused():
             code = lib.quire_kv_put_lists(target._kv(), keys.pointer, starts, values.pointer, done)
             assert code == lib.QUIRE_E_INVALID
         assert len(target) == 0
+
+
+@pytest.mark.parametrize("claimed", [0, 1, 3, 2**40])
+def test_a_count_that_the_bytes_do_not_hold_is_corrupt(path, claimed):
+    values = [b"v" * 3001, b"w" * 3001]
+    with quire.PageManager(path) as pm:
+        pm.map("it").put_lists([b"a"], [values])
+        pm.commit()
+    data = bytearray(path.read_bytes())
+    at = data.index(struct.pack("<Q", 2 * (4 + 3001)))  # record.h: bytes, first and last page, count
+    assert struct.unpack_from("<Q", data, at + 16) == (2,)
+    struct.pack_into("<Q", data, at + 16, claimed)
+    path.write_bytes(data)
+    with quire.PageManager(path) as pm, pytest.raises(quire.CorruptError, match="row 1"):
+        pm.map("it").get_lists([b"b", b"a"])
 
 
 def test_rows_done_says_how_many_lists_were_stored():
@@ -484,6 +500,18 @@ def test_expire_before_refuses(make, bound, column, says):
     target = make("t bigint, x string, a array<int>")
     with pytest.raises(quire.InvalidError, match=says):
         target.expire_before(["a"], bound, column)
+
+
+@pytest.mark.parametrize("count", range(5))
+def test_keep_last_keeps_exactly_so_many(pm, make, count):
+    target = make("string")
+    lists = {"a": ["1"], "b": ["1", "2", "3"], "c": ["x" * 3000, "y" * 3000, "z"], "d": list("pqrst")}
+    target.put_lists(list(lists), list(lists.values()))
+    dropped = target.keep_last(["a", "b", "c", "b", "none"], count)
+    kept = {key: values[max(0, len(values) - count) :] for key, values in lists.items() if key != "d"}
+    assert dropped == 7 - sum(map(len, kept.values()))
+    assert lists_of(target, "abcd") == {key: values for key, values in kept.items() if values} | {"d": lists["d"]}
+    pm.check()
 
 
 def test_keep_last_refuses(pm, make):
