@@ -29,6 +29,12 @@ CATCH_UP_MAX = 32
 log = logging.getLogger(__name__)
 
 
+def committed_last(listing: Listing, number: int) -> Version | None:
+    """The version of a number that counts: of several runs of its batch, the one that was committed last."""
+    found = [file for file in listing.deltas.values() if file.version.number == number]
+    return max(found, key=lambda file: (file.modified, file.version.id)).version if found else None
+
+
 @dataclass(frozen=True)
 class Place:
     """Where an operator keeps its state.
@@ -146,9 +152,9 @@ class Partition:
         number = self._batch
         if number == self._first:
             return Version(number)
-        found = [file for file in listing.deltas.values() if file.version.number == number]
-        if found:
-            return max(found, key=lambda file: (file.modified, file.version.id)).version
+        found = committed_last(listing, number)
+        if found is not None:
+            return found
         newest = listing.versions[-1].number if listing.versions else None
         has = "none at all" if newest is None else f"the newest is {newest}"
         raise NotFoundError(

@@ -30,7 +30,7 @@ from quire.pagemgr import (
     Stats,
     VersionError,
 )
-from quire.statestore import Operator, State, configure, stateful
+from quire.statestore import Operator, State, configure, read_state, stateful
 from quire.structures import Deque, List, Map, OrderedMap, PageManager, Raw, Schema, Snapshot
 
 __version__ = "0.1.0"
@@ -67,5 +67,6 @@ __all__ = [
     "__version__",
     "configure",
     "jar",
+    "read_state",
     "stateful",
 ]

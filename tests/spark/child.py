@@ -36,6 +36,8 @@ QUERIES = {
     "join": harness.Workload(
         "join", workloads.join("full_outer"), sources=2, conf={workloads.JOIN: workloads.JOIN_FORMATS[-1]}
     ),
+    "tally": harness.Workload("tally", workloads.tally, "update"),
+    "python": harness.Workload("tally", workloads.tally_in_python, "update"),
     "soak": harness.Workload("soak", workloads.by_window),
     "numbers": harness.Workload("numbers", workloads.by_number, "update"),
     "transform": harness.Workload(
@@ -49,7 +51,7 @@ def frame_of(spark: SparkSession, folder: Path, name: str) -> DataFrame:
     workload = QUERIES[name]
     if name == "soak":
         return workload.build(harness.stream(spark, folder / name / "source0"))
-    return workload.build(*(harness.ticks(spark, (name, side)) for side in range(workload.sources)))
+    return workload.build(*(harness.ticks(spark, (workload.name, side)) for side in range(workload.sources)))
 
 
 def launch(spark: SparkSession, folder: Path, checkpoints: str, name: str, milliseconds: int) -> StreamingQuery:

@@ -103,3 +103,10 @@ def resident(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise ProcessLookupError(pid)
+
+
+def workers(executor: int) -> list[int]:
+    """The Python workers of an executor: children of its daemon."""
+    fields = {int(path.name): stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    daemons = {pid for pid, found in fields.items() if found and int(found[1]) == executor}
+    return sorted(pid for pid, found in fields.items() if found and int(found[1]) in daemons)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyspark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -12,6 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupStateTimeout
 from spark.harness import ROCKSDB, STORE, Workload
+
+import quire
 
 # Spark's Python workers do not have the tests' folder on their path.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -37,6 +40,42 @@ def aggregate(grouped: Any) -> DataFrame:
 
 def by_key(frame: DataFrame) -> DataFrame:
     return aggregate(frame.groupBy("key", "other"))
+
+
+def tally(frame: DataFrame) -> DataFrame:
+    """What TallyInPython gives, by Spark itself."""
+    return frame.groupBy("key", "other").agg(
+        F.count("*").alias("rows"), F.sum("value").alias("sum"), F.min("word").alias("low"), F.max("word").alias("high")
+    )
+
+
+class TallyInPython(quire.Operator):
+    """A row a key, with plain Python objects."""
+
+    output = "key string, other bigint, rows bigint, sum bigint, low string, high string"
+
+    def open(self, state: quire.State) -> None:
+        self.touched: set[tuple[str | None, int]] = set()
+        self.seen = state.map(
+            "seen", key="key string, other bigint", value="rows bigint, sum bigint, low string, high string"
+        )
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        for row in batch.to_pylist():
+            key, word = (row["key"], row["other"]), row["word"]
+            old = self.seen.get(key) or {"rows": 0, "sum": 0, "low": word, "high": word}
+            low, high = min(old["low"], word), max(old["high"], word)
+            self.seen[key] = {"rows": old["rows"] + 1, "sum": old["sum"] + row["value"], "low": low, "high": high}
+            self.touched.add(key)
+
+    def flush(self) -> list[pa.RecordBatch]:
+        keys = [{"key": key, "other": other} for key, other in self.touched]
+        rows = [{**key, **self.seen[(key["key"], key["other"])]} for key in keys]
+        return [pa.RecordBatch.from_pylist(rows)] if rows else []
+
+
+def tally_in_python(frame: DataFrame) -> DataFrame:
+    return quire.stateful(frame, TallyInPython(), by=["key", "other"], bases_every=3)
 
 
 def wide(frame: DataFrame) -> DataFrame:

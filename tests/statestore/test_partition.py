@@ -1,4 +1,4 @@
-"""A partition's state from batch to batch: whatever is run again, moved, deleted or late, the right version is found."""
+"""A partition's state from batch to batch: run again, moved, deleted or late, the right version is found."""
 
 import random
 import threading
