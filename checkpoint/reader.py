@@ -59,6 +59,9 @@ INTERNAL_PREFIX = "$"
 # state/<operator>/<partition>/<store>; the default store has no folder of its own.
 STATE_FOLDER = "state"
 STATE_DEPTH = 3
+# quire/<operator>/: a checkpoint of its own for each operator in Python, with what it is (statestore/stateful.py).
+OPERATORS_FOLDER = "quire"
+MANIFEST = "operator.json"
 END_BYTES = lib.QUIRE_FRAME_HEADER_BYTES + lib.QUIRE_FRAME_END_BYTES
 OTHER_PROVIDERS = {
     "zip": "RocksDBStateStoreProvider",
@@ -181,6 +184,11 @@ class Listing:
         self.deltas = {file.version: file for file in files if file.kind == FileKind.DELTA}
         self.bases = {file.version: file for file in files if file.kind == FileKind.BASE}
         self.versions = sorted({file.version for file in files})
+
+    def last(self, number: int) -> Version | None:
+        """Of the versions of a number, the one that was committed last."""
+        found = [file for file in self.deltas.values() if file.version.number == number]
+        return max(found, key=lambda file: (file.modified, file.version.id)).version if found else None
 
     def reaches_beyond(self, version: Version) -> bool:
         """Whether there are versions of a higher number."""
@@ -313,12 +321,16 @@ def steadily(call: Callable[[], Result]) -> Result:
 
 
 class Store:
-    """The checkpoint of one store: an operator's, in one partition, under one name. Made by ``Checkpoint``."""
+    """The checkpoint of one store: an operator's, in one partition, under one name. Made by ``Checkpoint``.
 
-    def __init__(self, storage: Storage, path: str, id: StoreId | None = None) -> None:
+    step  the name of the operator in Python whose state it is: of several commits of a version the last one counts.
+    """
+
+    def __init__(self, storage: Storage, path: str, id: StoreId | None = None, step: str = "") -> None:
         self._storage = storage
         self._path = path
         self._id = id
+        self.step = step
 
     def __repr__(self) -> str:
         return f"<Store of {self.id} in {self.location}>"
@@ -334,6 +346,15 @@ class Store:
         if self._id is None:
             self._id = steadily(self._id_of_files)
         return self._id
+
+    @property
+    def operator(self) -> int | str:
+        """The operator whose state it is: Spark's have numbers, Python's have names."""
+        return self.step or self.id.operator
+
+    def title(self) -> str:
+        """Whose state it is, for messages."""
+        return f"operator {self.operator}, partition {self.id.partition}, store {self.id.name}"
 
     def _id_of_files(self) -> StoreId:
         files = self.files()
@@ -394,6 +415,8 @@ class Store:
         if not found:
             there = f"{listing.versions[0]} to {listing.versions[-1]}"
             raise NotFoundError(f"{self.location} has no version {Version(wanted, id or '')}: there are {there}")
+        if len(found) > 1 and self.step and (last := listing.last(wanted)) is not None:
+            return last
         if len(found) > 1:
             ids = ", ".join(version.id or "none" for version in found)
             raise InvalidError(f"{self.location} has several versions {wanted}: give the id of one: {ids}")
@@ -946,14 +969,29 @@ class Checkpoint:
         folders: list[str] = []
         others: set[str] = set()
         root = self._path
-        if any(entry.is_dir and entry.name == STATE_FOLDER for entry in self._storage.list(root)):
+        names = {entry.name for entry in self._storage.list(root)}
+        step = root.rpartition("/")[2] if MANIFEST in names else ""
+        steps = self._steps(root) if OPERATORS_FOLDER in names else []
+        if STATE_FOLDER in names:
             root = join(root, STATE_FOLDER)
-        self._search(root, STATE_DEPTH, folders, others)
-        if not folders:
+        if not steps or STATE_FOLDER in names:
+            self._search(root, STATE_DEPTH, folders, others)
+        if not folders and not steps:
             written = " and ".join(sorted({OTHER_PROVIDERS[suffix] for suffix in others & OTHER_PROVIDERS.keys()}))
             hint = f"its files are those of {written}" if written else "give the checkpoint's folder of a query"
             raise NotFoundError(f"{self.location} holds no state that Quire wrote: {hint}")
-        return sorted((Store(self._storage, path, _place(path, root)) for path in folders), key=lambda store: store.id)
+        stores = [Store(self._storage, path, _place(path, root), step) for path in folders]
+        return sorted([*stores, *steps], key=lambda store: (store.step, store.id))
+
+    def _steps(self, root: str) -> list[Store]:
+        """The stores of Python's operators in a query's checkpoint."""
+        folder = join(root, OPERATORS_FOLDER)
+        found: list[Store] = []
+        for entry in self._storage.list(folder):
+            with contextlib.suppress(NotFoundError):
+                if self._storage.exists(join(join(folder, entry.name), MANIFEST)):
+                    found += Checkpoint(join(folder, entry.name), self._storage).stores()
+        return found
 
     def _search(self, path: str, depth: int, folders: list[str], others: set[str]) -> None:
         """Adds the folders from here on that hold files of a store, and the suffixes of all files."""
@@ -966,16 +1004,17 @@ class Checkpoint:
                 with contextlib.suppress(NotFoundError):
                     self._search(join(path, entry.name), depth - 1, folders, others)
 
-    def store(self, operator: int | None = None, partition: int | None = None, name: str | None = None) -> Store:
+    def store(self, operator: int | str | None = None, partition: int | None = None, name: str | None = None) -> Store:
         """The store of an operator and partition; what is None may be anything that leaves one store alone.
 
-        Among several names "default" is taken, unless another is given.
+        Spark's operators have numbers, Python's have names. Among several stores "default" is taken, unless one is
+        given.
         """
         stores = self.stores()
         found = [
             store
             for store in stores
-            if operator in (None, store.id.operator)
+            if operator in (None, store.operator)
             and partition in (None, store.id.partition)
             and name in (None, store.id.name)
         ]
@@ -984,7 +1023,7 @@ class Checkpoint:
         if len(found) == 1:
             return found[0]
         there = found or stores
-        shown = "; ".join(str(store.id) for store in there[:8]) + ("; ..." if len(there) > 8 else "")
+        shown = "; ".join(map(Store.title, there[:8])) + ("; ..." if len(there) > 8 else "")
         if found:
             raise InvalidError(f"{self.location} has several such stores: choose one of {shown}")
         raise NotFoundError(f"{self.location} has no such store: there are {shown}")

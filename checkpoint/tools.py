@@ -122,7 +122,7 @@ class Summary:
     extent     how many files, and with how many bytes, the newest version is loaded from; None if files are missing.
     """
 
-    operator: int
+    operator: int | str
     partition: int
     store: str
     versions: list[str]
@@ -153,7 +153,7 @@ def _summary(store: Store) -> Summary:
     # The delta where there is one: not all bases count the keys.
     last = min((file for file in files if file.version == newest), key=lambda file: file.kind)
     found = Summary(
-        store.id.operator,
+        store.operator,
         store.id.partition,
         store.id.name,
         versions=list(dict.fromkeys(str(file.version) for file in files)),
@@ -243,7 +243,7 @@ def _count(number: int, noun: str) -> str:
 class Verdict:
     """What verify found in a store. version: the newest; keys: of that, if it is sound."""
 
-    operator: int
+    operator: int | str
     partition: int
     store: str
     version: str = ""
@@ -266,7 +266,7 @@ class Examination:
         self._damage = (*DAMAGE, NotFoundError) if missing_is_damage else DAMAGE
         self._seen: set[StoredFile] = set()
         self._parts: list[StoredFile] = []
-        self._verdict = Verdict(store.id.operator, store.id.partition, store.id.name)
+        self._verdict = Verdict(store.operator, store.id.partition, store.id.name)
 
     def run(self) -> Verdict:
         """Looks, and tells."""
@@ -436,19 +436,21 @@ def _scope(store: Store, every_file: bool) -> Iterable[StoredFile]:
 # ---------------------------------------------------------------------------------------------------- dump
 
 
-def as_text(data: bytes) -> str:
-    """Bytes as text if they are that, else in hex.
+def as_text(data: Any) -> str:
+    """Bytes as text if they are that, else in hex; what has a type, as Python shows it.
 
-    >>> as_text(b"alice"), as_text(bytes(2))
-    ("'alice'", '0000')
+    >>> as_text(b"alice"), as_text(bytes(2)), as_text(7)
+    ("'alice'", '0000', '7')
     """
+    if not isinstance(data, bytes):
+        return repr(data)
     text = data.decode("ascii", "replace")
     return repr(text) if text.isascii() and text.isprintable() and text else data.hex() or "''"
 
 
 def dump(
     url: str,
-    operator: int | None = None,
+    operator: int | str | None = None,
     partition: int | None = None,
     store: str | None = None,
     version: str | None = None,
@@ -470,9 +472,31 @@ def dump(
             raise NotFoundError(f"{chosen.location} has no family {family!r}: there are {', '.join(sorted(kinds))}")
         shown = {kind for name, kind in kinds.items() if family in (None, name)}
         columns = _columns(older is not None, shown)
+        typed = {name for name in kinds if family in (None, name) and is_typed(newer, name)}
+        if format == "parquet" and typed:
+            if older is not None or (len(kinds) > 1 and family is None):
+                raise InvalidError(
+                    "Parquet takes one structure of this state at a time, and no differences: give --family, one of "
+                    f"{', '.join(sorted(kinds))}, without --since; or another --format"
+                )
+            write_parquet([table_of(newer, *typed).slice(0, limit)])
+            return FINE
         lines = _records(newer, family) if older is None else _changes(older, newer, family)
         FORMATS[format](itertools.islice(lines, limit), columns)
     return FINE
+
+
+def is_typed(state: PageManager, name: str) -> bool:
+    """Whether a structure's records have columns."""
+    kind = state.sets().get(name)
+    if kind == "sequence":
+        return state.list(name).schema is not None
+    return kind in ("map", "ordered_map") and families(state)[name].schema is not None
+
+
+def table_of(state: PageManager, name: str) -> pa.Table:
+    """A structure with typed records as a table."""
+    return state.list(name).to_table() if state.sets()[name] == "sequence" else families(state)[name].to_rows()
 
 
 def _load(store: Store, version: str | None) -> PageManager:
@@ -529,7 +553,7 @@ def _print_table(lines: Iterable[Record], columns: list[str]) -> None:
 
 def _print_json(lines: Iterable[Record], columns: list[str]) -> None:
     for line in lines:
-        print(json.dumps({name: _hex(field) for name, field in line.items()}))
+        print(json.dumps({name: _hex(field) for name, field in line.items()}, default=str))
 
 
 def _print_csv(lines: Iterable[Record], columns: list[str]) -> None:
@@ -538,20 +562,31 @@ def _print_csv(lines: Iterable[Record], columns: list[str]) -> None:
     table.writeheader()
     for line in _one_a_value(lines):
         fields = {name: _hex(field) for name, field in line.items()}
-        table.writerow({name: " ".join(field) if isinstance(field, list) else field for name, field in fields.items()})
+        table.writerow(
+            {name: " ".join(map(str, field)) if isinstance(field, list) else field for name, field in fields.items()}
+        )
 
 
 def _print_parquet(lines: Iterable[Record], columns: list[str]) -> None:
-    from pyarrow import parquet  # takes its time
-
     values = pa.list_(pa.binary())
     types = {"change": pa.string(), "family": pa.string(), "position": pa.int64(), "before": values, "after": values}
     schema = pa.schema([(name, types.get(name, pa.binary())) for name in columns])
     rows = _one_a_value(lines)
+    batches = iter(lambda: list(itertools.islice(rows, PARQUET_ROWS)), [])
+    write_parquet(itertools.chain([schema.empty_table()], (pa.Table.from_pylist(batch, schema) for batch in batches)))
+
+
+def write_parquet(tables: Iterable[pa.Table]) -> None:
+    """Writes tables, of which there is at least one, to stdout as one file."""
+    from pyarrow import parquet  # takes its time
+
+    found = iter(tables)
+    first = next(found)
     sys.stdout.flush()
-    with parquet.ParquetWriter(Unclosed(sys.stdout.buffer), schema) as writer:
-        while batch := list(itertools.islice(rows, PARQUET_ROWS)):
-            writer.write_table(pa.Table.from_pylist(batch, schema))
+    with parquet.ParquetWriter(Unclosed(sys.stdout.buffer), first.schema) as writer:
+        for table in itertools.chain([first], found):
+            if table.num_rows:
+                writer.write_table(table)
     sys.stdout.buffer.flush()
 
 
@@ -585,7 +620,7 @@ def _columns(changes: bool, kinds: set[str]) -> list[str]:
 
 def _hex(field: Any) -> Any:
     if isinstance(field, list):
-        return [value.hex() for value in field]
+        return [value.hex() if isinstance(value, bytes) else value for value in field]
     return field.hex() if isinstance(field, bytes) else field
 
 

@@ -29,12 +29,6 @@ CATCH_UP_MAX = 32
 log = logging.getLogger(__name__)
 
 
-def committed_last(listing: Listing, number: int) -> Version | None:
-    """The version of a number that counts: of several runs of its batch, the one that was committed last."""
-    found = [file for file in listing.deltas.values() if file.version.number == number]
-    return max(found, key=lambda file: (file.modified, file.version.id)).version if found else None
-
-
 @dataclass(frozen=True)
 class Place:
     """Where an operator keeps its state.
@@ -152,7 +146,7 @@ class Partition:
         number = self._batch
         if number == self._first:
             return Version(number)
-        found = committed_last(listing, number)
+        found = listing.last(number)
         if found is not None:
             return found
         newest = listing.versions[-1].number if listing.versions else None

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from quire.checkpoint.reader import Listing, Store, StoreId
+from quire.checkpoint.reader import MANIFEST, OPERATORS_FOLDER, Listing, Store, StoreId
 from quire.checkpoint.storage import Storage, join, storage_for
 from quire.pagemgr.errors import InvalidError, NotFoundError
-from quire.statestore.partition import committed_last
-from quire.statestore.stateful import FOLDER, MANIFEST
-from quire.structures import Map, PageManager
+from quire.structures import PageManager
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +31,7 @@ class OperatorState:
     def find(checkpoint: str, name: str) -> "OperatorState":
         """The operator of that name in a query's checkpoint."""
         storage, path = storage_for(checkpoint)
-        folder = join(join(path, FOLDER), name)
+        folder = join(join(path, OPERATORS_FOLDER), name)
         try:
             with storage.open(join(folder, MANIFEST)) as stream:
                 found = json.loads(stream.read())
@@ -48,7 +45,7 @@ class OperatorState:
 
     def store(self, partition: int) -> Store:
         """The checkpoint of a partition."""
-        return Store(self.storage, join(self.folder, f"state/0/{partition}"), StoreId(0, partition))
+        return Store(self.storage, join(self.folder, f"state/0/{partition}"), StoreId(0, partition), self.name)
 
     def newest(self) -> int:
         """The newest version that every partition has."""
@@ -66,7 +63,7 @@ class OperatorState:
         if version == self.first_batch:
             return PageManager()
         store = self.store(partition)
-        wanted = committed_last(store.listing(), version)
+        wanted = store.listing().last(version)
         if wanted is None:
             raise NotFoundError(f"{store.location} has no version {version}: {_there(store)}")
         return store.load(wanted.number, wanted.id, repair=True)
@@ -81,7 +78,7 @@ def operators(checkpoint: str) -> list[str]:
     """The names of the Python operators that have state in a checkpoint."""
     storage, path = storage_for(checkpoint)
     try:
-        return [entry.name for entry in storage.list(join(path, FOLDER)) if entry.is_dir]
+        return [entry.name for entry in storage.list(join(path, OPERATORS_FOLDER)) if entry.is_dir]
     except NotFoundError:
         return []
 
@@ -131,27 +128,10 @@ def _table(found: OperatorState, partition: int, version: int, name: str | None)
             raise NotFoundError(f"{found.name!r} keeps no {chosen!r}: there are {', '.join(sets)}")
         kind = sets[chosen]
         if kind == "map":
-            return rows_of(pm.map(chosen))
+            return pm.map(chosen).to_rows()
         if kind == "ordered_map":
-            return rows_of(pm.ordered_map(chosen))
+            return pm.ordered_map(chosen).to_rows()
         return pm.list(chosen).to_table()
-
-
-def rows_of(source: Map) -> pa.Table:
-    """A map as a table with a row for each value of each key."""
-    table = source.to_table()
-    schema = source.schema
-    if schema is None:
-        return table
-    keys = table.select(schema.key.names)
-    lists = source.get_lists(keys)
-    counts = pc.list_value_length(lists)
-    if pc.max(counts).as_py() in (None, 0, 1):
-        return table
-    keys = keys.take(pc.list_parent_indices(lists))
-    values = pc.list_flatten(lists)
-    columns = values.flatten() if pa.types.is_struct(values.type) and len(schema.value) > 1 else [values]
-    return pa.table([*keys.columns, *columns], names=[*schema.key.names, *schema.value.names])
 
 
 def _frame(spark: "SparkSession", found: OperatorState, version: int, name: str | None, checkpoint: str) -> "DataFrame":

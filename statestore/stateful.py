@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from quire.checkpoint.reader import MANIFEST, OPERATORS_FOLDER
 from quire.checkpoint.storage import join, storage_for
 from quire.pagemgr.errors import ExistsError, InvalidError, MismatchError, NotFoundError
 from quire.pagemgr.page_manager import parse_bytes
@@ -34,8 +35,6 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 RUN_PROPERTY = "spark.jobGroup.id"
 CHECKPOINT_PROPERTY = "quire.checkpoint"
 
-FOLDER = "quire"
-MANIFEST = "operator.json"
 MANIFEST_FORMAT = 1
 MODES = ("delta", "pages", "auto")
 
@@ -158,7 +157,7 @@ def open_place(step: Step, task: Task) -> tuple[Place, int]:
             "which brings the extension that tells it, or give stateful() a checkpoint="
         )
     storage, path = storage_for(root)
-    folder = join(join(path, FOLDER), step.name)
+    folder = join(join(path, OPERATORS_FOLDER), step.name)
     manifest = _manifest(root, folder, step, task.run, task.batch)
     arenas = Arenas(storage.display(path), step.name, step.options["arena_dir"])
     place = Place(
@@ -253,6 +252,9 @@ def stateful(
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    if isinstance(operator, type):
+        called = operator.__name__
+        raise InvalidError(f"stateful() takes a quire.Operator, not the class {called}: write {called}()")
     if not isinstance(operator, Operator):
         raise InvalidError(f"stateful() takes a quire.Operator, not {type(operator).__name__}")
     keys = [by] if isinstance(by, str) else list(by)

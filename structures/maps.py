@@ -792,6 +792,29 @@ class Map(Face, MutableMapping[Any, Any]):
     def _table(self, batches: list[Any]) -> Any:
         return pa.Table.from_batches(batches or [make_batch(self._codec, *[pa.array([], pa.binary())] * 2)])
 
+    def to_rows(self) -> Any:
+        """As ``to_table``, with a row for each value of a key that has several.
+
+        >>> import quire
+        >>> with quire.PageManager() as pm:
+        ...     visits = pm.map("visits", quire.Schema(key="user string", value="page string"))
+        ...     visits.append_many(["al", "al"], ["home", "cart"])
+        ...     visits.to_rows().to_pylist()
+        [{'user': 'al', 'page': 'home'}, {'user': 'al', 'page': 'cart'}]
+        """
+        table = self.to_table()
+        if self._schema is None:
+            keys, names = table["key"], (["key"], ["value"])
+        else:
+            keys, names = table.select(self._schema.key.names), (self._schema.key.names, self._schema.value.names)
+        lists = self.get_lists(keys)
+        if pc.max(pc.list_value_length(lists)).as_py() in (None, 1):
+            return table
+        places, values = pc.list_parent_indices(lists), pc.list_flatten(lists)
+        columns = values.flatten() if len(names[1]) > 1 else [values]
+        key_columns = table.select(names[0]).take(places).columns
+        return pa.table([*key_columns, *columns], names=[*names[0], *names[1]])
+
     # ------------------------------------------------------------------------------------------------ checks
 
     def check(self) -> None:

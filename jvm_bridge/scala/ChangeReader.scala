@@ -42,6 +42,7 @@ private[spark] object DeltaRecords {
   val Remove = 5
   val Append = 6
   val Patch = 7
+  val Splice = 10
 
   /** Several values, each behind its length. */
   def split(all: Array[Byte]): Seq[Array[Byte]] = {
@@ -127,6 +128,10 @@ private[spark] class ChangeReader(
             case DeltaRecords.Patch if ours =>
               patched += ((found.size, records.key))
               found += ((RecordType.PUT_RECORD, key(records), null, version.number - 1))
+            case DeltaRecords.Splice if ours =>
+              throw new QuireCheckpointException(
+                s"${files.deltaPath(version)}: ${format.name} is a list or deque that Python wrote," +
+                  " which has no keys: quire dump --since shows what changed in it")
             case _ if ours =>
               val appended = records.op == DeltaRecords.Append
               records.values.zipWithIndex.foreach { case (value, i) =>

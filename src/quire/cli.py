@@ -79,7 +79,7 @@ def add_checkpoint_commands(commands: Any) -> None:
     for parser in (inspect, verify):
         parser.add_argument("--json", action="store_true", help="for programs")
     verify.add_argument("--all", action="store_true", help="every file, not only what the newest versions need")
-    dump.add_argument("--operator", type=count, metavar="N", help="needed if there are several")
+    dump.add_argument("--operator", type=operator, metavar="N", help="number, or name in Python; needed if several")
     dump.add_argument("--partition", type=count, metavar="N", help="needed if there are several")
     dump.add_argument("--store", metavar="NAME", help="default: the one named default, or the only one")
     dump.add_argument("--version", metavar="V", help="number, or number_id of checkpoint format 2; default: the newest")
@@ -87,6 +87,11 @@ def add_checkpoint_commands(commands: Any) -> None:
     dump.add_argument("--family", metavar="F", help="this column family only")
     dump.add_argument("--format", choices=["table", "json", "csv", "parquet"], default="table", help="default: table")
     dump.add_argument("--limit", type=count, metavar="N", help="stop after so many records")
+
+
+def operator(text: str) -> int | str:
+    """The number of one of Spark's operators, or the name of one in Python."""
+    return int(text) if text.isdecimal() else text
 
 
 def count(text: str) -> int:
