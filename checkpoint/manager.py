@@ -445,14 +445,21 @@ class Manager:
         """An empty state that counts as the version of this number, in place of ``load()``. path, limit: as there."""
         pm = PageManager(path, limit)
         try:
-            self.adopt(pm, Version(number), Listing([], []))
             if number > 0:
-                state = self._loaded()
-                self._service.start(lambda job: self._write_base(job, state.pin, pm.page_size, state), None).wait()
+                self.write_version(pm, number)
+            else:
+                self.adopt(pm, Version(0), Listing([], []))
         except BaseException:
             pm.close()
             raise
         return pm
+
+    def write_version(self, pm: PageManager, number: int) -> None:
+        """Makes a state the version of this number, from 1, by a base alone, and goes on from it."""
+        pm.commit()
+        self.adopt(pm, Version(_whole("number", number, 1)), Listing([], []))
+        state = self._loaded()
+        self._service.start(lambda job: self._write_base(job, state.pin, pm.page_size, state), None).wait()
 
     def adopt(self, pm: PageManager, version: Version, listing: Listing, point: tuple[int, int] = (0, 0)) -> None:
         """Goes on from a state that is known to be this version of the checkpoint, in place of ``load()``.

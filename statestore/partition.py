@@ -33,12 +33,14 @@ log = logging.getLogger(__name__)
 class Place:
     """Where an operator keeps its state.
 
-    folder   in the checkpoint, in which the partitions' files lie as ``Manager`` has them.
+    folder      in the checkpoint, in which the partitions' files lie as ``Manager`` has them.
+    generation  see ``Manifest``.
     """
 
     storage: Storage
     folder: str
     arenas: Arenas
+    generation: int = 0
     mode: str = "delta"
     limit: int | str | None = None
     bases_every: int = 10
@@ -48,7 +50,8 @@ class Place:
         """Writes and reads the checkpoint of a partition."""
         return Manager(
             self.folder,
-            partition=partition,
+            self.generation,
+            partition,
             mode=self.mode,
             bases_every=self.bases_every,
             retain=self.retain,
@@ -121,7 +124,7 @@ class Partition:
         except BusyError:
             # Another run of this batch, or one that nobody waits for any more. It keeps the arena; the checkpoint has
             # all there is.
-            return self._manager_load(wanted, None)
+            return self._manager_load(listing, wanted, None)
         self._shared = True
         if found is not None:
             pm, mark = found
@@ -134,10 +137,10 @@ class Partition:
                 pass  # whatever was wrong with the copy, the checkpoint decides
             pm.close()
         self._place.arenas.forget(self._partition)
-        return self._manager_load(wanted, os.fspath(self._place.arenas.path(self._partition)))
+        return self._manager_load(listing, wanted, os.fspath(self._place.arenas.path(self._partition)))
 
-    def _manager_load(self, wanted: Version, path: str | None) -> PageManager:
-        if self._batch == self._first:
+    def _manager_load(self, listing: Listing, wanted: Version, path: str | None) -> PageManager:
+        if self._batch == self._first and wanted not in listing.bases:
             return self._manager.begin(wanted.number, path, self._place.limit)
         return self._manager.load(wanted.number, wanted.id, repair=True, path=path, limit=self._place.limit)
 

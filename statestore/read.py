@@ -1,15 +1,15 @@
 """Reading the state of Python operators from a checkpoint, while the query runs or afterwards."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from quire.checkpoint.reader import MANIFEST, OPERATORS_FOLDER, Listing, Store, StoreId
+from quire.checkpoint.reader import OPERATORS_FOLDER, Listing, Store, StoreId, Version
 from quire.checkpoint.storage import Storage, join, storage_for
 from quire.pagemgr.errors import InvalidError, NotFoundError
+from quire.statestore.manifest import Manifest
 from quire.structures import PageManager
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ class OperatorState:
 
     storage: Storage
     folder: str
-    name: str
-    by: tuple[str, ...]
-    partitions: int
-    first_batch: int
+    manifest: Manifest
 
     @staticmethod
     def find(checkpoint: str, name: str) -> "OperatorState":
@@ -33,40 +30,48 @@ class OperatorState:
         storage, path = storage_for(checkpoint)
         folder = join(join(path, OPERATORS_FOLDER), name)
         try:
-            with storage.open(join(folder, MANIFEST)) as stream:
-                found = json.loads(stream.read())
+            manifest = Manifest.read(storage, folder)
         except NotFoundError as error:
             names = operators(checkpoint)
             there = f"there are {', '.join(names)}" if names else "it has none that Quire wrote"
             raise NotFoundError(f"{storage.display(path)} has no operator {name!r}: {there}") from error
-        return OperatorState(
-            storage, folder, name, tuple(found["by"]), int(found["partitions"]), int(found["first_batch"])
-        )
+        return OperatorState(storage, folder, manifest)
+
+    @property
+    def name(self) -> str:
+        """The operator's."""
+        return self.manifest.name
 
     def store(self, partition: int) -> Store:
         """The checkpoint of a partition."""
-        return Store(self.storage, join(self.folder, f"state/0/{partition}"), StoreId(0, partition), self.name)
+        number = self.manifest.generation
+        folder = join(self.folder, f"state/{number}/{partition}")
+        return Store(self.storage, folder, StoreId(number, partition), self.manifest.name)
 
     def newest(self) -> int:
         """The newest version that every partition has."""
         numbers = []
-        for partition in range(self.partitions):
+        for partition in range(self.manifest.partitions):
             try:
                 listing = self.store(partition).listing()
             except NotFoundError:
                 listing = Listing([], [])
-            numbers.append(max((version.number for version in listing.versions), default=self.first_batch))
+            numbers.append(max((version.number for version in listing.versions), default=self.manifest.first_batch))
         return min(numbers)
 
     def load(self, partition: int, version: int) -> PageManager:
         """The state of a partition at a version."""
-        if version == self.first_batch:
-            return PageManager()
         store = self.store(partition)
-        wanted = store.listing().last(version)
-        if wanted is None:
+        try:
+            listing = store.listing()
+        except NotFoundError:
+            listing = Listing([], [])
+        wanted = listing.last(version)
+        if wanted is not None:
+            return store.load(wanted.number, wanted.id, repair=True)
+        if version != self.manifest.first_batch:
             raise NotFoundError(f"{store.location} has no version {version}: {_there(store)}")
-        return store.load(wanted.number, wanted.id, repair=True)
+        return store.load(version, "") if Version(version) in listing.bases else PageManager()
 
 
 def _there(store: Store) -> str:
@@ -104,16 +109,21 @@ def read_state(
     """
     found = OperatorState.find(checkpoint, operator)
     number = found.newest() if version is None else version
-    if isinstance(number, bool) or not isinstance(number, int) or number < found.first_batch:
+    if isinstance(number, bool) or not isinstance(number, int) or number < found.manifest.first_batch:
         raise InvalidError(
-            f"version {version!r}: give a whole number from {found.first_batch}, the batch that {operator!r} began with"
+            f"version {version!r}: give a whole number from {found.manifest.first_batch}, the batch that {operator!r} "
+            "began with"
         )
     if spark is None:
-        tables = [table for table in (_table(found, each, number, name) for each in range(found.partitions)) if table]
+        tables = [table for table in _tables(found, number, name) if table is not None]
         if not tables:
             raise NotFoundError(f"version {number} of {operator!r} keeps nothing yet")
         return pa.concat_tables(tables)
     return _frame(spark, found, number, name, checkpoint)
+
+
+def _tables(found: OperatorState, version: int, name: str | None) -> Iterator[pa.Table | None]:
+    return (_table(found, partition, version, name) for partition in range(found.manifest.partitions))
 
 
 def _table(found: OperatorState, partition: int, version: int, name: str | None) -> pa.Table | None:
@@ -137,7 +147,7 @@ def _table(found: OperatorState, partition: int, version: int, name: str | None)
 def _frame(spark: "SparkSession", found: OperatorState, version: int, name: str | None, checkpoint: str) -> "DataFrame":
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    schema = next((t.schema for each in range(found.partitions) if (t := _table(found, each, version, name))), None)
+    schema = next((table.schema for table in _tables(found, version, name) if table is not None), None)
     if schema is None:
         raise NotFoundError(f"version {version} of {found.name!r} keeps nothing yet")
     operator = found.name
@@ -150,5 +160,5 @@ def _frame(spark: "SparkSession", found: OperatorState, version: int, name: str 
                 if table is not None:
                     yield from table.to_batches()
 
-    ids = spark.range(0, found.partitions, 1, found.partitions)
+    ids = spark.range(0, found.manifest.partitions, 1, found.manifest.partitions)
     return ids.mapInArrow(read, from_arrow_schema(schema))

@@ -11,18 +11,18 @@ observation, which also tells how many rows came.
 """
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from quire.checkpoint.reader import MANIFEST, OPERATORS_FOLDER
+from quire.checkpoint.reader import OPERATORS_FOLDER
 from quire.checkpoint.storage import join, storage_for
-from quire.pagemgr.errors import ExistsError, InvalidError, MismatchError, NotFoundError
+from quire.pagemgr.errors import InvalidError, MismatchError, NotFoundError
 from quire.pagemgr.page_manager import parse_bytes
 from quire.statestore.arenas import Arenas
+from quire.statestore.manifest import Manifest
 from quire.statestore.operator import Operator, Outbox, execute, output_schema
 from quire.statestore.partition import Measured, Partition, Place
 from quire.structures import PageManager
@@ -35,7 +35,6 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 RUN_PROPERTY = "spark.jobGroup.id"
 CHECKPOINT_PROPERTY = "quire.checkpoint"
 
-MANIFEST_FORMAT = 1
 MODES = ("delta", "pages", "auto")
 
 # The column that carries what happened to the state, in a row of its own, from the tasks to the observation.
@@ -60,19 +59,14 @@ class Step:
     operator: Operator
     name: str
     by: tuple[str, ...]
+    types: tuple[str, ...]
     partitions: int
     checkpoint: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def manifest(self, first: int) -> dict[str, Any]:
-        """What the checkpoint says of the operator. first: the batch that it began with."""
-        return {
-            "format": MANIFEST_FORMAT,
-            "name": self.name,
-            "by": list(self.by),
-            "partitions": self.partitions,
-            "first_batch": first,
-        }
+    def manifest(self, first: int) -> Manifest:
+        """What the checkpoint is to say of the operator. first: the batch that it begins with."""
+        return Manifest(self.name, list(self.by), list(self.types), self.partitions, first)
 
 
 @dataclass(frozen=True)
@@ -159,58 +153,53 @@ def open_place(step: Step, task: Task) -> tuple[Place, int]:
     storage, path = storage_for(root)
     folder = join(join(path, OPERATORS_FOLDER), step.name)
     manifest = _manifest(root, folder, step, task.run, task.batch)
-    arenas = Arenas(storage.display(path), step.name, step.options["arena_dir"])
+    # A new generation of the partitions has arenas of its own.
+    arenas = Arenas(storage.display(path), f"{step.name}.{manifest.generation}", step.options["arena_dir"])
     place = Place(
         storage,
         folder,
         arenas,
+        manifest.generation,
         step.options["mode"],
         step.options["limit"],
         step.options["bases_every"],
         step.options["retain"],
     )
-    return place, int(manifest["first_batch"])
+    return place, manifest.first_batch
 
 
-def _manifest(root: str, folder: str, step: Step, run: str, batch: int) -> dict[str, Any]:
+def _manifest(root: str, folder: str, step: Step, run: str, batch: int) -> Manifest:
     """What the checkpoint says of the operator, written by its first task; refuses an operator that does not fit."""
-    found = _read_manifest(root, folder, run, step.name)
+    found = _read_manifest(root, folder, run)
     if found is None:
-        storage, _ = storage_for(root)
-        data = json.dumps(step.manifest(batch), indent=1).encode()
-        try:
-            storage.write_atomic(join(folder, MANIFEST), data)
-        except ExistsError:
-            pass  # another partition's task was first
+        found = step.manifest(batch).write(storage_for(root)[0], folder)
         _read_manifest.cache_clear()
-        found = _read_manifest(root, folder, run, step.name)
-        assert found is not None
-    if found.get("format") != MANIFEST_FORMAT:
-        raise MismatchError(f"{folder} was written by a later Quire: format {found.get('format')!r}")
-    if found["partitions"] != step.partitions:
+    if found.partitions != step.partitions:
         raise MismatchError(
-            f"operator {step.name!r} has its state in {found['partitions']} partitions and was given partitions="
-            f"{step.partitions}: give {found['partitions']}, or stop the query and move the state with "
-            f"quire repartition {root} {step.name} --partitions {step.partitions}"
+            f"operator {step.name!r} has its state in {found.partitions} partitions and was given partitions="
+            f"{step.partitions}: give {found.partitions}, or stop the query and move the state with "
+            f"quire repartition {root} --operator {step.name} --partitions {step.partitions}"
         )
-    if found["by"] != list(step.by):
+    has, given = _columns(found.by, found.types), _columns(step.by, step.types)
+    if has != given:
         raise MismatchError(
-            f"operator {step.name!r} has its state by {', '.join(found['by'])}, not by {', '.join(step.by)}: keys "
-            "would be looked for in the wrong partitions. Give the columns it had, or another name= for a new operator"
+            f"operator {step.name!r} has its state by {has}, not by {given}: keys would be looked for in the wrong "
+            "partitions. Give the columns it had, or another name= for a new operator"
         )
     return found
+
+
+def _columns(names: Iterable[str], types: Iterable[str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in zip(names, types, strict=True))
 
 
 @functools.lru_cache(maxsize=64)
-def _read_manifest(root: str, folder: str, run: str, name: str) -> dict[str, Any] | None:
+def _read_manifest(root: str, folder: str, run: str) -> Manifest | None:
     """run: of the query, in which nothing changes it."""
-    storage, _ = storage_for(root)
     try:
-        with storage.open(join(folder, MANIFEST)) as stream:
-            found: dict[str, Any] = json.loads(stream.read())
+        return Manifest.read(storage_for(root)[0], folder)
     except NotFoundError:
         return None
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------- the driver
@@ -277,7 +266,8 @@ def stateful(
         raise InvalidError(f"the DataFrame has an operator {chosen!r} already: give one of the two another name=")
     schema = output_schema(operator)
     options = {"mode": mode, "limit": limit, "arena_dir": arena_dir, "bases_every": bases_every, "retain": retain}
-    step = Step(operator, chosen, tuple(keys), count, checkpoint, options)
+    types = tuple(df.schema[key].dataType.simpleString() for key in keys)
+    step = Step(operator, chosen, tuple(keys), types, count, checkpoint, options)
     whole = from_arrow_schema(_nullable(schema.append(pa.field(METRICS, METRICS_TYPE))))
     came = df.observe(f"{chosen}.input", F.count(F.lit(1)).alias("rows"))
     gone = came.repartition(count, *keys).mapInArrow(_function(step), whole)

@@ -51,9 +51,12 @@ def command(arguments: Sequence[str]) -> int:
     jar.add_argument("--jars", type=Path, metavar="DIR", help="the jars of that Spark; default: PySpark's")
     jar.add_argument("--output", type=Path, metavar="FILE", help="where to put the jar; default: in the user's cache")
     add_checkpoint_commands(commands)
+    add_repartition(commands)
     options = parser.parse_args(arguments)
     if options.command in CHECKPOINT_COMMANDS:
         return run_checkpoint_command(options)
+    if options.command == "repartition":
+        return run_repartition(options)
     if options.command == "jar":
         return print_jar(options.jars, options.output)
     if options.batches < 4 or options.clicks < 1:
@@ -87,6 +90,41 @@ def add_checkpoint_commands(commands: Any) -> None:
     dump.add_argument("--family", metavar="F", help="this column family only")
     dump.add_argument("--format", choices=["table", "json", "csv", "parquet"], default="table", help="default: table")
     dump.add_argument("--limit", type=count, metavar="N", help="stop after so many records")
+
+
+def add_repartition(commands: Any) -> None:
+    """The command that moves the state of an operator in Python to other partitions."""
+    parser = commands.add_parser(
+        "repartition", help="move the state of an operator in Python to another number of partitions; stop its query"
+    )
+    parser.add_argument("url", help="the query's checkpoint folder: a path, webhdfs://host:port/path, s3://...")
+    parser.add_argument("--operator", required=True, metavar="NAME", help="the operator, by its name in stateful()")
+    parser.add_argument("--partitions", required=True, type=count, metavar="N", help="how many there are to be")
+    parser.add_argument("--least", action="append", default=[], metavar="VALUE", help="give a value's least to all")
+    parser.add_argument("--drop", action="append", default=[], metavar="STRUCTURE", help="forget a structure")
+
+
+def run_repartition(options: argparse.Namespace) -> int:
+    """Runs it, with a Spark of its own to say where keys belong."""
+    from quire.checkpoint import tools
+
+    def run() -> int:
+        from pyspark.sql import SparkSession
+
+        from quire.statestore.repartition import repartition
+
+        builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+        spark = builder.config("spark.log.level", "ERROR").getOrCreate()
+        try:
+            moved = repartition(
+                options.url, options.operator, options.partitions, spark=spark, least=options.least, drop=options.drop
+            )
+        finally:
+            spark.stop()
+        print(f"{options.operator}: {moved} records are in {options.partitions} partitions now")
+        return tools.FINE
+
+    return tools.guarded("repartition", run)
 
 
 def operator(text: str) -> int | str:

@@ -12,12 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F
 from spark import child, harness, processes, workloads
 from spark.harness import QUIRE, SEED
 
 import quire
+from quire.statestore.repartition import repartition
 
 # Spark's Python workers do not have the tests' folder on their path.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -212,10 +213,69 @@ def test_what_does_not_fit_the_checkpoint_is_refused(spark, folder):
             run(quire.stateful(frame, operator or Latest(), **{"by": "key", "name": "Latest", **options}), checkpoint)
 
     fails(r"state in 2 partitions and was given partitions=3: .*quire repartition", partitions=3)
-    fails(r"state by key, not by key, other", by=["key", "other"])
+    fails(r"state by key string, not by key string, other int", by=["key", "other"])
     fails(r"'counts' was made with .*int64.* not with .*double", OtherSchema())
     fails(r"WrongColumn.process\(\) gave no column 'n'", WrongColumn())
     assert run(latest(spark, folder / "in"), checkpoint) == {1: Counter([("a", 2)])}
+
+
+class Windows(quire.Operator):
+    """Something of each kind."""
+
+    output = "key string, n bigint"
+
+    def open(self, state):
+        self.counts = state.map("counts", key="key string", value="n bigint")
+        self.order = state.ordered_map("order", key="n bigint, key string", value="word string")
+        self.timers = state.timers("timers", key="key string", time="bigint")
+        self.watermark = state.watermark(delay=1)
+
+    def process(self, batch):
+        keys = batch["key"]
+        found = self.counts.add_many(keys, pa.array([1] * len(keys)))
+        for key, n in zip(found["key"].to_pylist(), found["n"].to_pylist(), strict=True):
+            self.order.append((n, key), key * 2)
+            self.order.append((n, key), key * 3)
+            self.timers.set(key, n + 5)
+        self.watermark.observe(found["n"])
+        return found
+
+
+def test_the_state_moves_to_other_partitions(spark, folder):
+    checkpoint, keys = folder / "checkpoint", [f"k{number}" for number in range(60)]
+    given(folder / "in", keys, keys[:20])
+
+    def windows(partitions):
+        return quire.stateful(harness.stream(spark, folder / "in", SCHEMA), Windows(), by="key", partitions=partitions)
+
+    def states():
+        sets = ("counts", "order", "timers.by_key", "timers.by_time")
+        return [sorted(map(str, quire.read_state(str(checkpoint), "Windows", name).to_pylist())) for name in sets]
+
+    run(windows(2), checkpoint)
+    before = states()
+    for partitions in (5, 1):
+        with pytest.raises(quire.InvalidError, match="'watermark' of 'Windows' does not have key in its keys"):
+            repartition(str(checkpoint), "Windows", partitions, spark=spark)
+        repartition(str(checkpoint), "Windows", partitions, spark=spark, least=["watermark"])
+        assert states() == before
+        given(folder / "in", keys[:5])
+        with pytest.raises(StreamingQueryException, match=f"state in {partitions} partitions and was given"):
+            run(windows(2), checkpoint)
+        found = run(windows(partitions), checkpoint)
+        before = states()
+        expected = 2 + (1 if partitions == 5 else 2)
+        assert list(found.values()) == [Counter((key, expected) for key in keys[:5])]
+    with pytest.raises(quire.NotFoundError, match="keeps no nothing"):
+        repartition(str(checkpoint), "Windows", 2, spark=spark, drop=["nothing"])
+
+
+def test_two_operators_of_a_name_in_two_branches_are_refused(spark, folder):
+    given(folder / "in", ["a"])
+    frame = latest(spark, folder / "in").union(latest(spark, folder / "in"))
+    # Spark itself sees that what it is to observe has one name twice.
+    with pytest.raises(AnalysisException, match="The metric name is not unique: Latest"):
+        run(frame, folder / "checkpoint")
 
 
 def test_bad_arguments_are_named(spark, folder):
