@@ -75,7 +75,7 @@ def changed(data, rng, others=()):
         if rng.randrange(2):
             at = next((place for place in range(at, len(data)) if data[place]), at)
         some = data[at : at + rng.choice([1, 2, 4, 8, 30, 300])]
-        what = rng.randrange(9)
+        what = rng.randrange(10)
         if what < 2:
             data[at : at + 1] = bytes([rng.choice([rng.randrange(256), 0, 1, 0x7F, 0x80, 0xFF])])
         elif what < 5:
@@ -91,6 +91,8 @@ def changed(data, rng, others=()):
             del data[at : at + len(some)]
         elif what == 6:
             data[at:at] = some
+        elif what == 9:
+            del data[at:]
         elif what == 7 and others:
             other = rng.choice(others)
             from_ = rng.randrange(len(other) + 1)
@@ -102,12 +104,12 @@ def changed(data, rng, others=()):
 
 
 def changed_records(payload, rng, others):
-    """Whole records dropped, doubled, exchanged, brought from elsewhere, or with another first byte."""
+    """Whole records dropped, doubled, exchanged, brought from elsewhere; other kinds, other lengths; and a new end."""
     found = records(payload)
     more = [record for other in others for record in records(other)] or found
     for _ in range(rng.choice([1, 2, 5])):
         at = rng.randrange(len(found) + 1)
-        what = rng.randrange(5)
+        what = rng.randrange(8)
         if what == 0:
             del found[at : at + rng.choice([1, 5])]
         elif what == 1 and more:
@@ -116,8 +118,16 @@ def changed_records(payload, rng, others):
             found[at % len(found)] = bytes([rng.randrange(11)]) + found[at % len(found)][1:]
         elif what == 3 and found:
             found[at % len(found)] = changed(found[at % len(found)], rng)
-        else:
+        elif what == 4:
             rng.shuffle(found)
+        elif found:
+            # Lengths, and mostly of the last one: behind it the memory ends.
+            del found[at % len(found) + 1 :]
+            record = bytearray(found[-1])
+            for place in rng.sample(range(1, 8), 2):
+                if place < len(record):
+                    record[place] = (record[place] + rng.choice([-1, 1, 2, 16, 64, 128])) % 256
+            found[-1] = bytes(record)
     return b"".join(found)
 
 
