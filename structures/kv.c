@@ -196,7 +196,14 @@ quire_arena *quire_kv_arena(quire_kv *kv) {
 
 int quire_kv_count(quire_kv *kv, uint64_t *count) {
     QUIRE_TRY(quire_handle_enter(&kv->at));
-    int rc = kv->ops->count(view_of(kv), count);
+    uint64_t found;
+    int rc = kv->ops->count(view_of(kv), &found);
+    if (rc == QUIRE_OK) {
+        rc = quire_record_count_check(view_of(kv), found);
+    }
+    if (rc == QUIRE_OK) {
+        *count = found;
+    }
     quire_handle_leave(&kv->at);
     return rc;
 }

@@ -250,6 +250,14 @@ static int many_count(const uint8_t *list, uint64_t list_bytes, uint64_t *value_
     return QUIRE_OK;
 }
 
+int quire_record_count_check(const quire_view *view, uint64_t count) {
+    uint64_t pages = view->table[0].page_count;
+    uint64_t most = pages * quire_view_page_bytes(view) / QUIRE_RECORD_HEADER_BYTES;
+    return count <= most
+               ? QUIRE_OK
+               : quire_fail(QUIRE_E_CORRUPT, "%" PRIu64 " records are said to lie in %" PRIu64 " pages", count, pages);
+}
+
 int quire_record_key(const quire_view *view, const quire_record *record, quire_buffer *key) {
     if (QUIRE_LIKELY(quire_record_key_is_inline(record))) {
         buffer_point(key, record->bytes, quire_record_key_part(record));

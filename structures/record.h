@@ -100,6 +100,9 @@ static inline int quire_bytes_order(const uint8_t *left, size_t left_bytes, cons
     return order != 0 ? order : (left_bytes > right_bytes) - (left_bytes < right_bytes);
 }
 
+/* QUIRE_E_CORRUPT if a set says that it has more records than its pages have room for. */
+int quire_record_count_check(const quire_view *view, uint64_t count);
+
 /* QUIRE_OK, or QUIRE_E_CORRUPT. */
 int quire_record_key(const quire_view *view, const quire_record *record, quire_buffer *key);
 /* The single value, or the first of several. */

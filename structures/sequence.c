@@ -826,6 +826,9 @@ int quire_sequence_count(quire_sequence *sequence, uint64_t *count) {
     QUIRE_TRY(quire_handle_enter(&sequence->at));
     int rc = super_read(quire_handle_view(&sequence->at), &super);
     if (rc == QUIRE_OK) {
+        rc = quire_record_count_check(quire_handle_view(&sequence->at), super->count);
+    }
+    if (rc == QUIRE_OK) {
         *count = super->count;
     }
     quire_handle_leave(&sequence->at);

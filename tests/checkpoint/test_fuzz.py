@@ -1,8 +1,8 @@
 """Files of every kind with bytes, lengths, records and frames changed, and all checksums made right again.
 
 So it is not the checksums that tell but what reads what is behind them. Each load ends with an error of the right
-class, or with a state that can be read and, if it passes its checks, written. Run it under the sanitizers for more than
-that (tools/run_tests.py does).
+class, or with a state that passes its checks and can be read and written; and one that does not pass them does no harm
+when it is used all the same. Under the sanitizers (tools/run_tests.py) that means more.
 
 QUIRE_FUZZ  cases (default 350; 20000 is a long run). Another QUIRE_TEST_SEED gives others.
 """
@@ -75,7 +75,7 @@ def changed(data, rng, others=()):
         if rng.randrange(2):
             at = next((place for place in range(at, len(data)) if data[place]), at)
         some = data[at : at + rng.choice([1, 2, 4, 8, 30, 300])]
-        what = rng.randrange(9)
+        what = rng.randrange(10)
         if what < 2:
             data[at : at + 1] = bytes([rng.choice([rng.randrange(256), 0, 1, 0x7F, 0x80, 0xFF])])
         elif what < 5:
@@ -91,6 +91,8 @@ def changed(data, rng, others=()):
             del data[at : at + len(some)]
         elif what == 6:
             data[at:at] = some
+        elif what == 9:
+            del data[at:]
         elif what == 7 and others:
             other = rng.choice(others)
             from_ = rng.randrange(len(other) + 1)
@@ -102,12 +104,12 @@ def changed(data, rng, others=()):
 
 
 def changed_records(payload, rng, others):
-    """Whole records dropped, doubled, exchanged, brought from elsewhere, or with another first byte."""
+    """Whole records dropped, doubled, exchanged, brought from elsewhere; other kinds, other lengths; and a new end."""
     found = records(payload)
     more = [record for other in others for record in records(other)] or found
     for _ in range(rng.choice([1, 2, 5])):
         at = rng.randrange(len(found) + 1)
-        what = rng.randrange(5)
+        what = rng.randrange(8)
         if what == 0:
             del found[at : at + rng.choice([1, 5])]
         elif what == 1 and more:
@@ -116,8 +118,16 @@ def changed_records(payload, rng, others):
             found[at % len(found)] = bytes([rng.randrange(11)]) + found[at % len(found)][1:]
         elif what == 3 and found:
             found[at % len(found)] = changed(found[at % len(found)], rng)
-        else:
+        elif what == 4:
             rng.shuffle(found)
+        elif found:
+            # Lengths, and mostly of the last one: behind it the memory ends.
+            del found[at % len(found) + 1 :]
+            record = bytearray(found[-1])
+            for place in rng.sample(range(1, 8), 2):
+                if place < len(record):
+                    record[place] = (record[place] + rng.choice([-1, 1, 2, 16, 64, 128])) % 256
+            found[-1] = bytes(record)
     return b"".join(found)
 
 
@@ -292,9 +302,9 @@ class Sample:
         return self.store.load(version, repair=rng.randrange(4) == 0)
 
 
-def read_all(state, allowed):
+def read_all(state, *allowed):
     for name, kind in state.sets().items():
-        with contextlib.suppress(allowed):
+        with contextlib.suppress(*allowed):
             if kind == "sequence":
                 assert len(list(state.list(name))) == len(state.list(name))
             elif kind != "raw":
@@ -305,26 +315,38 @@ def read_all(state, allowed):
                     handle.get_all(key)
 
 
+def write_all(state, rng, *allowed):
+    """To each of its structures, those that were there and those that are new to it."""
+    state.map("written")[b"1"] = b""
+    for name, kind in state.sets().items():
+        if kind == "sequence":
+            with contextlib.suppress(*allowed):
+                state.deque(name).extend([rng.randbytes(500), b""])
+                state.deque(name).popleft()
+        elif kind != "raw" and name != "typed":
+            handle = getattr(state, kind)(name)
+            for _ in range(30):
+                key = b"key%d" % rng.randrange(80)
+                with contextlib.suppress(*allowed):
+                    handle.pop(key, None)
+                    handle[key] = rng.randbytes(rng.choice([4, 300, 5000]))
+                    handle.append(key, rng.randbytes(700))
+    state.commit()
+
+
 def use(state, rng):
-    """All of it read; written, too, if it passes its checks."""
+    """All of it read, and written to; what does not pass its checks, too, as who does not check would."""
     try:
         state.check()
     except quire.CorruptError:
         with contextlib.suppress(AssertionError):  # counts may be wrong
             read_all(state, quire.QuireError)
+        with contextlib.suppress(quire.QuireError):
+            write_all(state, rng, quire.QuireError)
         raise
     # The bytes of a typed map may be no row.
     read_all(state, quire.CorruptError)
-    plain = state.map("written")
-    for number in range(50):
-        plain[b"%d" % rng.randrange(30)] = bytes(number * 10)
-    for name, kind in state.sets().items():
-        if kind in ("map", "ordered_map") and name != "typed":
-            handle = getattr(state, kind)(name)
-            for key in rng.sample(sorted(handle), min(len(handle), 8)):
-                handle.pop(key)
-                handle[key] = rng.randbytes(40)
-    state.commit()
+    write_all(state, rng)
     state.check()
 
 
@@ -343,18 +365,49 @@ def test_what_is_behind_the_checksums(kind, tmp_path):
     assert taken < count
 
 
-@pytest.mark.parametrize("size", [0, 899, 901, 1 << 20, 0xFFFFFFFF])
-def test_values_of_a_stream_that_do_not_fit(size):
-    """Whoever takes them apart goes by their lengths, in Java without a look at where the memory ends."""
+def arena(fill):
+    """The bytes of an arena, as an image holds them."""
     image = bytearray()
     with quire.PageManager() as pm:
-        for byte in b"abc":
-            pm.map("default").append(b"key", bytes([byte]) * 900)
+        fill(pm)
         pm.commit()
         with pm.snapshot() as pinned:
             pinned.write(image.extend)
     (body_bytes,) = struct.unpack_from("<Q", image, len(image) - 16)
-    body = image[:body_bytes]
+    return image[:body_bytes]
+
+
+@pytest.mark.parametrize("count", [1 << 20, 1 << 40, (1 << 64) - 1])
+@pytest.mark.parametrize(
+    ("kind", "magic", "at"), [("map", b"QMAP", 16), ("ordered_map", b"QTRS", 24), ("list", b"QSEQ", 8)]
+)
+def test_more_records_than_there_is_room_for(kind, magic, at, count):
+    """Python asks for memory by the count, and takes none that is no index."""
+
+    def fill(pm):
+        handle = getattr(pm, kind)("default")
+        handle.append(*([b"value"] if kind == "list" else [b"key", b"value"]))
+
+    body = arena(fill)
+    at += body.index(magic) - 4
+    assert struct.unpack_from("<Q", body, at) == (1,)
+    struct.pack_into("<Q", body, at, count)
+    with quire.PageManager.from_image(sealed(body)) as state:
+        with pytest.raises(quire.CorruptError, match=f"{count} records"):
+            len(getattr(state, kind)("default"))
+        with pytest.raises(quire.CorruptError):
+            state.check()
+
+
+@pytest.mark.parametrize("size", [0, 899, 901, 1 << 20, 0xFFFFFFFF])
+def test_values_of_a_stream_that_do_not_fit(size):
+    """Whoever takes them apart goes by their lengths, in Java without a look at where the memory ends."""
+
+    def fill(pm):
+        for byte in b"abc":
+            pm.map("default").append(b"key", bytes([byte]) * 900)
+
+    body = arena(fill)
     at = body.index(b"b" * 900) - 4
     assert struct.unpack_from("<I", body, at) == (900,)
     struct.pack_into("<I", body, at, size)
