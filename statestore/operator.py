@@ -57,7 +57,10 @@ class Operator(ABC):
 
     @abstractmethod
     def process(self, batch: pa.RecordBatch) -> Output:
-        """Takes some rows of the micro-batch; gives a record batch, a table, several of these, or None."""
+        """Takes some rows of the micro-batch; gives a record batch, a table, several of these, or None.
+
+        Columns of timestamps are in UTC, whatever the session's time zone is.
+        """
 
     def flush(self) -> Output:  # noqa: B027
         """Called when all rows of the micro-batch were processed; gives rows as ``process`` does."""
@@ -122,10 +125,19 @@ def execute(operator: Operator, pm: PageManager, batches: Iterable[pa.RecordBatc
         operator.open(state)
         for batch in batches:
             if batch.num_rows:
-                yield from fitted(operator.process(batch), schema, f"{name}.process()")
+                yield from fitted(operator.process(in_utc(batch)), schema, f"{name}.process()")
         yield from fitted(operator.flush(), schema, f"{name}.flush()")
     finally:
         operator.close()
+
+
+def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with its times in UTC, as state and output have them: Spark sends them in the session's time zone."""
+    for place, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
+            kind = pa.timestamp(field.type.unit, "UTC")
+            batch = batch.set_column(place, field.with_type(kind), batch.column(place).cast(kind))
+    return batch
 
 
 def fitted(output: Output, schema: pa.Schema, source: str) -> Iterator[pa.RecordBatch]:

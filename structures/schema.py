@@ -633,6 +633,10 @@ def encoded_rows(part: str, encoded: Any) -> Rows:
 SIGNED = {"int8": "b", "int16": "h", "int32": "i", "int64": "q"}
 INTEGERS = SIGNED | {f"u{name}": code.upper() for name, code in SIGNED.items()}
 TEXTS = {"string": str, "large_string": str, "binary": bytes, "large_binary": bytes}
+TIME = pa.timestamp("us", "UTC")
+# In the very zone that Arrow gives.
+EPOCH: datetime.datetime = pa.scalar(0, TIME).as_py()
+OTHERS = {"double": (float, "d"), "bool": (bool, "B"), str(TIME): (datetime.datetime, "q"), "null": (type(None), "")}
 
 
 class Plain:
@@ -641,9 +645,11 @@ class Plain:
     def __init__(self, field: pa.Field) -> None:
         name = str(field.type)
         self.nullable: bool = field.nullable
-        self.python: Any = TEXTS.get(name, float if name == "double" else bool if name == "bool" else int)
-        self.code = INTEGERS.get(name, "d" if name == "double" else "B")
+        self.python: Any = TEXTS.get(name, OTHERS[name][0] if name in OTHERS else int)
+        self.code = INTEGERS.get(name, OTHERS[name][1] if name in OTHERS else "B")
         self.text = name in TEXTS
+        self.time = name == str(TIME)
+        self.null = name == "null"
         self.width = struct.calcsize("<" + self.code)
         self.bias = 1 << (8 * self.width - 1) if self.code.islower() else 0
         self.unsigned = struct.Struct(">" + ("Q" if name == "double" else self.code.upper()))
@@ -651,8 +657,9 @@ class Plain:
 
 def plain_columns(schema: pa.Schema) -> list[Plain] | None:
     """The columns, if Python can pack all of them."""
-    known = {*INTEGERS, *TEXTS, "double", "bool"}
-    return [Plain(field) for field in schema] if all(str(field.type) in known for field in schema) else None
+    known = {*INTEGERS, *TEXTS, *OTHERS}
+    plain = all(str(field.type) in known and (field.nullable or field.type != pa.null()) for field in schema)
+    return [Plain(field) for field in schema] if plain else None
 
 
 RowPacker: TypeAlias = Callable[[Sequence[Any]], bytes | None]
@@ -660,8 +667,23 @@ RowUnpacker: TypeAlias = Callable[[bytes], tuple[Any, ...] | None]
 RowFunctions: TypeAlias = tuple[RowPacker | None, RowUnpacker | None]
 
 
+def time_number(time: datetime.datetime) -> int:
+    """A time as Arrow stores it."""
+    if time.utcoffset() is None:
+        raise ValueError  # the long way says that a zone is missing
+    since = time - EPOCH
+    return (since.days * 86400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def time_value(number: int) -> datetime.datetime:
+    """The time again; OverflowError if Python has none such."""
+    return EPOCH + datetime.timedelta(microseconds=number)
+
+
 def key_number(column: Plain, value: Any) -> int:
     """The unsigned number that sorts as the value does."""
+    if column.time:
+        return time_number(value) + column.bias
     if column.code != "d":
         return int(value) + column.bias
     if value != value:
@@ -672,6 +694,8 @@ def key_number(column: Plain, value: Any) -> int:
 
 def key_value(column: Plain, number: int) -> Any:
     """The value again."""
+    if column.time:
+        return time_value(number - column.bias)
     if column.code != "d":
         if column.python is bool and number > 1:
             raise ValueError
@@ -720,7 +744,7 @@ def key_row(schema: pa.Schema) -> RowFunctions:
                     if marker == 0:
                         values.append(None)
                         continue
-                    if marker != 1:
+                    if marker != 1 or column.null:
                         return None
                 if column.text:
                     end = encoded.index(0, at)
@@ -732,7 +756,7 @@ def key_row(schema: pa.Schema) -> RowFunctions:
                 else:
                     values.append(key_value(column, column.unsigned.unpack_from(encoded, at)[0]))
                     at += column.width
-        except (struct.error, ValueError, IndexError):
+        except (struct.error, ValueError, IndexError, OverflowError):
             return None
         return tuple(values) if at == len(encoded) else None
 
@@ -759,7 +783,7 @@ def value_row(schema: pa.Schema) -> RowFunctions:
                     if not column.nullable:
                         return None
                     bits |= bit
-                    if not column.text:
+                    if not (column.text or column.null):
                         numbers.append(0)
                 elif type(value) is not column.python or value != value:
                     return None
@@ -770,7 +794,7 @@ def value_row(schema: pa.Schema) -> RowFunctions:
                     texts.append(bytes((len(raw),)))
                     texts.append(raw)
                 else:
-                    numbers.append(value)
+                    numbers.append(time_number(value) if column.time else value)
                 bit <<= column.nullable
             return b"".join((bits.to_bytes(bit_bytes, "little"), fixed.pack(*numbers), *texts))
         except (struct.error, ValueError):
@@ -787,12 +811,17 @@ def value_row(schema: pa.Schema) -> RowFunctions:
             for column in columns:
                 null = column.nullable and bits & 1
                 bits >>= column.nullable
-                if not column.text:
+                if column.null:
+                    if not null:
+                        return None
+                    values.append(None)
+                elif not column.text:
                     number = next(numbers)
                     odd = number != 0 or math.copysign(1, number) < 0 if null else number != number
                     if odd or (column.python is bool and number > 1):
                         return None
-                    values.append(None if null else column.python(number))
+                    known = time_value if column.time else column.python
+                    values.append(None if null else known(number))
                 elif null:
                     values.append(None)
                 else:
@@ -802,7 +831,7 @@ def value_row(schema: pa.Schema) -> RowFunctions:
                     raw = encoded[at + 1 : end]
                     values.append(raw.decode() if column.python is str else raw)
                     at = end
-        except (struct.error, ValueError, IndexError):
+        except (struct.error, ValueError, IndexError, OverflowError):
             return None
         return tuple(values) if at == len(encoded) else None
 

@@ -7,6 +7,7 @@ import math
 import pickle
 import re
 import struct
+import zoneinfo
 from collections import Counter
 
 import numpy as np
@@ -327,11 +328,15 @@ PLAIN = [
     leaf for leaf in LEAVES if str(leaf[0]) in {"bool", "double", "string", "large_string", "binary", "large_binary"}
 ]
 PLAIN += [leaf for leaf in LEAVES if pa.types.is_integer(leaf[0])]
+ZONES = [datetime.timezone.utc, datetime.timezone(datetime.timedelta(hours=-7)), zoneinfo.ZoneInfo("Asia/Kolkata")]
+TIMES = st.datetimes(datetime.datetime(2, 1, 1), datetime.datetime(9998, 1, 1), timezones=st.sampled_from(ZONES))
+PLAIN += [(pa.timestamp("us", "UTC"), TIMES), (pa.null(), st.none())]
 
 
 @st.composite
 def plain_schemas(draw):
     columns = draw(st.lists(st.tuples(st.sampled_from(PLAIN), st.booleans()), min_size=1, max_size=10))
+    columns = [(leaf, nullable or leaf[0] == pa.null()) for leaf, nullable in columns]
     fields = [pa.field(f"c{index}", kind, nullable=nullable) for index, ((kind, _), nullable) in enumerate(columns)]
     return pa.schema(fields), tuple(draw(optional(values, nullable)) for (_, values), nullable in columns)
 
@@ -366,6 +371,10 @@ def test_python_packs_plain_rows_without_help():
         assert pack(row) is not None
         pack, unpack = functions(schema)
         assert unpack(pack((-5, "é", 2.5, True, None))) == (-5, "é", 2.5, True, None)
+        pack, unpack = functions(pa.schema({"t": pa.timestamp("us", "UTC"), "n": pa.null()}))
+        time = datetime.datetime(1969, 12, 31, 23, 59, 59, 999999, datetime.timezone.utc)
+        assert unpack(pack((time, None))) == (time, None)
+        assert pack((time.replace(tzinfo=None), None)) is None
 
 
 @patient
