@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.bench import checkpoint, core, spark
+from quire.bench import checkpoint, core, operators, spark
 from quire.bench.core import Benchmark, Case, Measurement
 from quire.bench.data import KEY_BYTES, RECORD_BYTES, VALUE_BYTES, ZIPF_EXPONENT
 from quire.bench.machine import machine, storage, versions
 from quire.bench.peers import MissingPeer
 
-BENCHMARKS = core.BENCHMARKS + checkpoint.BENCHMARKS + spark.BENCHMARKS
+BENCHMARKS = core.BENCHMARKS + checkpoint.BENCHMARKS + spark.BENCHMARKS + operators.BENCHMARKS
 FORMAT = 1
 CASE_SECONDS_MAX = 3600
 START_SECONDS = 0.6  # of one process, imports included
@@ -86,6 +86,8 @@ def estimate(case: Case) -> float:
         return checkpoint.estimate(case)
     if case.benchmark.startswith("spark."):
         return spark.estimate(case)
+    if case.benchmark.startswith("python."):
+        return operators.estimate(case)
     return START_SECONDS + records(case) * MICROSECONDS[case.peer.partition(":")[0]] / 1e6
 
 
