@@ -9,6 +9,7 @@ import scala.jdk.CollectionConverters._
 import scala.util.Using
 
 import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.Path
 import org.json4s.JsonDSL._
 import org.json4s.jackson.JsonMethods.{compact, render}
 
@@ -104,7 +105,7 @@ object Main {
       multipleValues: Boolean = false): StateStoreProvider = {
     val conf = new SQLConf
     options.spark.foreach { case (name, value) => conf.setConfString(name, value) }
-    val root = new File(options.text("folder"), "state").toURI.toString
+    val root = stateFolder(options).toString
     StateStoreProvider.createAndInit(
       StateStoreProviderId(StateStoreId(root, operator, partition), UUID.randomUUID()),
       keySchema, valueSchema, NoPrefixKeyStateEncoderSpec(keySchema),
@@ -112,8 +113,14 @@ object Main {
       multipleValues, None)
   }
 
+  /** Where the stores' files are: below the case's folder, or below a URL. */
+  def stateFolder(options: Arguments): Path = {
+    val folder = options.text("folder")
+    new Path(new Path(if (folder.contains("://")) folder else new File(folder).toURI.toString), "state")
+  }
+
   /** One for all stores, as a query has it. */
-  private lazy val hadoopConf = new Configuration
+  lazy val hadoopConf = new Configuration
 }
 
 /** What this process holds, in bytes and counts. */

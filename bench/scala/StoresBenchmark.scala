@@ -3,7 +3,8 @@ package io.quire.bench
 import scala.collection.mutable.ArrayBuffer
 import scala.util.Random
 
-import io.quire.bench.Main.{check, emit, median, provider, seconds}
+import io.quire.bench.Main.{check, emit, hadoopConf, median, provider, seconds, stateFolder}
+import org.apache.hadoop.fs.{FileStatus, Path}
 
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
@@ -144,6 +145,30 @@ object Stores {
     val call = "createAndInit, getStore, one get"
     emit("first load of a JVM", times.head, "s", model.keys, call)
     emit("later loads", median(times.tail), "s", model.keys, call)
+    val files = filesOfLastVersion(options)
+    if (files.nonEmpty) {
+      val reads = (0 until loads).map(_ => seconds(files.foreach(read)))
+      emit("plain read", median(reads), "s", model.keys, "the bytes of the base and of what follows it, one by one")
+      emit("bytes read", files.map(_.getLen).sum / 1e6, "MB", model.keys, "base and commits")
+    }
+  }
+
+  /** Quire's newest base and the commits after it; none of other providers. */
+  private def filesOfLastVersion(options: Arguments): Seq[FileStatus] = {
+    val folder = new Path(stateFolder(options), "0/0")
+    val files = folder.getFileSystem(hadoopConf).listStatus(folder).toSeq
+    def version(file: FileStatus): Long = file.getPath.getName.takeWhile(_.isDigit).toLong
+    val ours = files.filter(_.getPath.getName.matches("\\d+.*\\.q[a-z]+"))
+    val bases = ours.filter(_.getPath.getName.endsWith(".qbase")).map(version)
+    if (bases.isEmpty) Nil
+    else ours.filter(file => version(file) > bases.max ||
+      version(file) == bases.max && !file.getPath.getName.endsWith(".qdelta"))
+  }
+
+  private def read(file: FileStatus): Unit = {
+    val buffer = new Array[Byte](1 << 20)
+    val in = file.getPath.getFileSystem(hadoopConf).open(file.getPath)
+    try while (in.read(buffer) >= 0) {} finally in.close()
   }
 
   /** Many stores with nothing in them, all open at once. */
