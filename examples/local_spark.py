@@ -39,7 +39,7 @@ def stream_of(rows: list[Row], schema: pa.Schema, batches: int = 6) -> Iterator[
     from pyspark.sql import SparkSession
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    builder = SparkSession.builder.master("local[2]").config("spark.sql.session.timeZone", "UTC")
+    builder = SparkSession.builder.master("local[2]")
     quiet: dict[str, Any] = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -80,7 +80,7 @@ def multiset(rows: list[Row]) -> Counter[str]:
 
 
 def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime) else value
+    return value.astimezone(timezone.utc).isoformat() if isinstance(value, datetime) else value
 
 
 def show(made: list[Row], expected: list[Row]) -> None:

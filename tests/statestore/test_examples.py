@@ -2,6 +2,7 @@
 
 import importlib
 import random
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -203,6 +204,7 @@ def broken(name: str) -> dict[str, Make]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_planted_bugs_are_found(name: str, tmp_path: Path) -> None:
     """The canary: comparisons that pass whatever is compared would prove nothing."""
@@ -220,3 +222,39 @@ def test_an_operator_that_forgets_to_expire_is_found(name: str) -> None:
             pass
 
     assert kept(name, KeepsAll) > 100
+
+
+# ---------------------------------------------------------------------------------------------- the guide
+
+GUIDE = EXAMPLES.parent / "docs" / "operators-guide.md"
+
+
+def blocks() -> list[tuple[int, str, str]]:
+    """Line, kind and source of each block of Python in the guide."""
+    text = GUIDE.read_text()
+    found = re.finditer(r"^```(python[^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text[: match.start(2)].count("\n"), match[1], match[2]) for match in found]
+
+
+def guide() -> dict[str, Any]:
+    """What the blocks define that need no Spark; the others are compiled."""
+    names: dict[str, Any] = {"__name__": "guide"}
+    for line, kind, source in blocks():
+        assert kind in ("python", "python spark"), f"{GUIDE}:{line}: {kind!r}"
+        code = compile("\n" * line + source, str(GUIDE), "exec")
+        if kind == "python":
+            exec(code, names)
+    return names
+
+
+def test_the_guide_runs() -> None:
+    names = guide()
+    tests = [names[name] for name in names if name.startswith("test_")]
+    assert len(tests) == 3
+    for test in tests:
+        test()
+
+
+def test_the_operator_of_the_guide_gives_the_reference(tmp_path: Path) -> None:
+    for seed in range(4):
+        compare("sessions", guide()["Sessions"], seed, tmp_path / str(seed))
