@@ -87,6 +87,7 @@ class Plain(quire.Operator):
     """Works row by row."""
 
     output = OUTPUT
+    touched: dict[int, int]
 
     def flush(self) -> Any:
         return pa.table({"key": list(self.touched), "n": list(self.touched.values())}) if self.touched else None
@@ -96,7 +97,7 @@ class PlainCount(Plain):
     """python.count, key by key."""
 
     def open(self, state: quire.State) -> None:
-        self.touched: dict[int, int] = {}
+        self.touched = {}
         self.counts = state.map("counts", key="key bigint", value="n bigint")
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -108,7 +109,7 @@ class PlainRecent(Plain):
     """python.recent, key by key."""
 
     def open(self, state: quire.State) -> None:
-        self.touched: dict[int, int] = {}
+        self.touched = {}
         self.events = state.map("events", key="key bigint", value="events array<bigint>")
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -144,7 +145,7 @@ def processors() -> dict[str, Any]:
     """The classes for transformWithState, by benchmark and kind of rows."""
     import pandas as pd
     from pyspark.sql import Row
-    from pyspark.sql.streaming import StatefulProcessor
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     class CountRows(StatefulProcessor):
         def init(self, handle: Any) -> None:

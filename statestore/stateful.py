@@ -253,9 +253,8 @@ def stateful(
         raise InvalidError(f"by {', '.join(missing) or 'nothing'}: give columns of the DataFrame, which has {has}")
     if mode not in MODES:
         raise InvalidError(f"mode {mode!r}: give one of {', '.join(map(repr, MODES))}")
-    count = (
-        partitions if partitions is not None else int(df.sparkSession.conf.get("spark.sql.shuffle.partitions", "200"))
-    )
+    shuffled = df.sparkSession.conf.get("spark.sql.shuffle.partitions")
+    count = partitions if partitions is not None else int(shuffled or 200)
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1 << 20:
         raise InvalidError(f"partitions {count!r}: give a whole number from 1")
     parse_bytes(limit)
