@@ -12,6 +12,7 @@
 #include <jni.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "../checkpoint/cec.h"
 #include "../checkpoint/container.h"
@@ -68,6 +69,14 @@ static jlong as_handle(void *pointer) {
 NATIVE(jstring, libraryVersion)(JNIEnv *env, jobject self) {
     (void)self;
     return (*env)->NewStringUTF(env, QUIRE_VERSION);
+}
+
+/* Not the lowest there is: a thread that gets next to nothing would keep others waiting at safepoints. Of the calling thread alone, on
+ * Linux; lowering is always allowed. */
+NATIVE(void, lowerPriority)(JNIEnv *env, jobject self) {
+    (void)env;
+    (void)self;
+    setpriority(PRIO_PROCESS, 0, 15);
 }
 
 /* ------------------------------------------------------------------------------------------------ arenas and snapshots */

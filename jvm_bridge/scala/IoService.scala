@@ -7,27 +7,35 @@ import java.util.concurrent.locks.LockSupport
 /**
  * The threads that write bases and read files ahead, for all stores of this process.
  *
- * A base is the background's work and gives way: it rests while a commit of any store writes, and
- * after each piece for some time, so that batches hardly feel it. What waits to be written is bounded.
+ * A base is the background's work and gives way: its threads have a low priority, so that they take
+ * what the tasks leave, and they rest while a commit of any store writes. What waits to be
+ * written is bounded.
  */
 private[spark] object IoService {
   private val Threads = 4
   /** Bytes that may wait to be written, of all bases together. */
   private val WindowBytes = 64 << 20
-  /** How long to rest for each nanosecond of work, and the longest rest. */
-  private val RestRatio = 3
-  private val RestNanosMax = 50L * 1000000
   /** A piece is not held back longer than this, however many commits there are. */
   private val GiveWayNanosMax = 200L * 1000000
 
-  private lazy val pool = Executors.newFixedThreadPool(Threads, new ThreadFactory {
+  /** For work that somebody waits for. */
+  private lazy val pool = Executors.newFixedThreadPool(Threads, threads("quire-io", identity))
+  private lazy val background = Executors.newFixedThreadPool(Threads, threads("quire-base", lowered))
+
+  private def threads(name: String, as: Runnable => Runnable): ThreadFactory = new ThreadFactory {
     private val count = new AtomicInteger
     override def newThread(work: Runnable): Thread = {
-      val thread = new Thread(work, s"quire-io-${count.incrementAndGet()}")
+      val thread = new Thread(as(work), s"$name-${count.incrementAndGet()}")
       thread.setDaemon(true)
       thread
     }
-  })
+  }
+
+  private def lowered(work: Runnable): Runnable = () => {
+    Native.lowerPriority()
+    work.run()
+  }
+
   private val window = new Semaphore(WindowBytes)
   private val commits = new AtomicInteger
 
@@ -37,21 +45,38 @@ private[spark] object IoService {
     try body finally commits.decrementAndGet()
   }
 
-  /** Does a piece of a base's work, gently unless somebody waits for it. */
+  /** Does a piece of a base's work, after the commits under way unless somebody waits for it. */
   def gently[T](urgent: Boolean)(work: => T): T = {
-    if (urgent) {
-      work
-    } else {
-      val asked = System.nanoTime()
-      while (commits.get() > 0 && System.nanoTime() - asked < GiveWayNanosMax) {
-        LockSupport.parkNanos(1000000)
-      }
-      val started = System.nanoTime()
-      val result = work
-      val rest = math.min((System.nanoTime() - started) * RestRatio, RestNanosMax)
-      LockSupport.parkNanos(rest)
-      result
+    val asked = System.nanoTime()
+    while (!urgent && commits.get() > 0 && System.nanoTime() - asked < GiveWayNanosMax) {
+      LockSupport.parkNanos(1000000)
     }
+    work
+  }
+
+  /** Writes a base in a thread of low priority unless somebody waits for it; gives what that gives. */
+  def writing[T](urgent: Boolean)(body: => T): T = {
+    if (urgent) {
+      body
+    } else {
+      // A thread of its own: it waits for those of the pool.
+      var result: Either[Throwable, T] = null
+      val thread = new Thread(
+        lowered(() => result = try Right(body) catch { case e: Throwable => Left(e) }), "quire-base")
+      thread.setDaemon(true)
+      thread.start()
+      joined(thread)
+      result.fold(e => throw e, identity)
+    }
+  }
+
+  /** Waits for its end come what may: what it reads is freed afterwards. */
+  private def joined(thread: Thread): Unit = {
+    var interrupted = false
+    while (thread.isAlive) {
+      try thread.join() catch { case _: InterruptedException => interrupted = true }
+    }
+    if (interrupted) Thread.currentThread().interrupt()
   }
 
   /** Runs some time, when a thread is free; must not wait for other work of these threads, nor fail. */
@@ -84,7 +109,7 @@ private[spark] object IoService {
       val counted = math.min(bytes, WindowBytes)
       while (!window.tryAcquire(counted, 100, TimeUnit.MILLISECONDS)) check()
       pieces.add((counted, () => piece))
-      if (waiting.getAndIncrement() == 0) pool.execute(() => run())
+      if (waiting.getAndIncrement() == 0) (if (urgent) pool else background).execute(() => run())
     }
 
     private def run(): Unit = {

@@ -10,6 +10,8 @@ private[spark] object Native {
   NativeLibrary.load()
 
   @native def libraryVersion(): String
+  /** From now on this thread gives way to others. There is no way back. */
+  @native def lowerPriority(): Unit
 
   @native def budgetCreate(bytesMax: Long): Long
   @native def budgetUsed(budget: Long): Long

@@ -808,9 +808,11 @@ class QuireStateStoreProvider
 
   private def writeBase(pinned: PinnedVersion, keys: Long, urgent: Boolean): Written = {
     val stats = pinned.arena.stats()
-    bases.write(
-      pinned.snap, pinned.version, stats.pageBytes.toInt, keys, stats.used * stats.pageBytes,
-      mapped = conf.mode == CheckpointMode.Pages, urgent, isCancelled = () => closed)
+    IoService.writing(urgent) {
+      bases.write(
+        pinned.snap, pinned.version, stats.pageBytes.toInt, keys, stats.used * stats.pageBytes,
+        mapped = conf.mode == CheckpointMode.Pages, urgent, isCancelled = () => closed)
+    }
   }
 
   /** Writes the current version whole, from a pin, beside whatever the writer does. */

@@ -1,0 +1,37 @@
+"""The benchmarks of operators in Python at a tiny size: every peer's result is right, in one of the two at least."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+pytestmark = pytest.mark.slow
+
+# Each case has a Spark of its own, so in a process of its own, as `quire bench run` has it.
+CASE = """
+import pathlib, sys
+from quire.bench.core import Case
+from quire.bench.operators import operators
+for found in operators(Case(sys.argv[1], "x", sys.argv[2], 1000, 500, 7, pathlib.Path(sys.argv[3]))):
+    print("measured", found.value > 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "peer"),
+    [
+        ("python.count", "quire"),
+        ("python.count", "limit"),
+        ("python.count", "transformWithState"),
+        ("python.recent", "quire"),
+        ("python.recent", "quire-plain"),
+        ("python.recent", "applyInPandasWithState"),
+        ("python.recent", "transformWithStateInPandas"),
+    ],
+)
+def test_a_peer_gives_the_right_result(benchmark, peer, tmp_path):
+    command = [sys.executable, "-c", CASE, benchmark, peer, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[-2:] == ["measured True", ""], done.stderr[-2000:]
