@@ -1,14 +1,13 @@
 package io.quire.bench
 
 import java.io.File
-import java.nio.file.{Files, Path}
 import java.util.{Collections, Map => JavaMap, Set => JavaSet}
 import java.util.concurrent.atomic.AtomicReference
 
 import scala.collection.mutable.ArrayBuffer
 import scala.jdk.CollectionConverters._
 
-import io.quire.bench.Main.{check, emit, median}
+import io.quire.bench.Main.{bytesIn, check, emit, median}
 
 import org.apache.spark.sql.{DataFrame, Row, SparkSession}
 import org.apache.spark.sql.catalyst.InternalRow
@@ -33,7 +32,7 @@ object Aggregation {
   def run(options: Arguments, session: SparkSession): Unit = {
     val (keys, rows, batches) = (options.int("size"), options.int("rows"), options.int("batches"))
     val folder = new File(options.text("folder"), "query")
-    val written = new Written(folder.toPath.resolve("state"))
+    val written = new Written(new File(folder, "state"))
 
     def counted(rows: Int, batches: Int): DataFrame =
       session.readStream.format(classOf[DrawSource].getName)
@@ -106,7 +105,7 @@ object Aggregation {
 case class Batch(millis: Long, collectionMillis: Long, bytes: Long)
 
 /** Notes each batch as it ends. */
-class Written(state: Path) extends StreamingQueryListener {
+class Written(state: File) extends StreamingQueryListener {
   val batches: ArrayBuffer[Batch] = ArrayBuffer[Batch]()
   private var (collected, held) = (0L, 0L)
 
@@ -114,7 +113,7 @@ class Written(state: Path) extends StreamingQueryListener {
   override def onQueryTerminated(event: StreamingQueryListener.QueryTerminatedEvent): Unit = {}
   override def onQueryProgress(event: StreamingQueryListener.QueryProgressEvent): Unit =
     if (event.progress.numInputRows > 0) synchronized {
-      val (collectedNow, heldNow) = (Held.collectionMillis(), bytes())
+      val (collectedNow, heldNow) = (Held.collectionMillis(), bytesIn(state))
       val millis = event.progress.durationMs.get("triggerExecution")
       batches += Batch(millis, collectedNow - collected, heldNow - held)
       collected = collectedNow
@@ -124,17 +123,6 @@ class Written(state: Path) extends StreamingQueryListener {
 
   /** Events come after the fact. */
   def await(count: Int): Unit = synchronized { while (batches.size < count) wait() }
-
-  private def bytes(): Long = {
-    val files = Files.walk(state)
-    try files.filter(Files.isRegularFile(_)).mapToLong(Written.size(_)).sum finally files.close()
-  }
-}
-
-object Written {
-  /** Of a file that may be renamed meanwhile. */
-  private def size(file: Path): Long =
-    try Files.size(file) catch { case _: java.nio.file.NoSuchFileException => 0L }
 }
 
 /** Row number i: a key drawn from so many, and a value below 1024. */

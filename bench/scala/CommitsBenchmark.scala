@@ -5,7 +5,7 @@ import java.io.File
 import scala.collection.mutable.ArrayBuffer
 import scala.util.Random
 
-import io.quire.bench.Main.{check, emit, median, provider, seconds}
+import io.quire.bench.Main.{bytesIn, check, emit, median, provider, seconds}
 
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
@@ -82,10 +82,5 @@ object Commits {
     }
     check(count == keys, s"there are $count keys instead of $keys")
     store.abort()
-  }
-
-  private def bytesIn(folder: File): Long = {
-    val found = Option(folder.listFiles()).getOrElse(Array.empty[File])
-    found.map(file => if (file.isDirectory) bytesIn(file) else file.length()).sum
   }
 }

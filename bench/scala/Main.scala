@@ -113,6 +113,9 @@ object Main {
       multipleValues, None)
   }
 
+  /** Of a folder with all below it. Files that are renamed or removed meanwhile count as nothing. */
+  def bytesIn(file: File): Long = Option(file.listFiles()).fold(file.length())(_.map(bytesIn).sum)
+
   /** Where the stores' files are: below the case's folder, or below a URL. */
   def stateFolder(options: Arguments): Path = {
     val folder = options.text("folder")
