@@ -464,19 +464,16 @@ class Manager:
     def adopt(self, pm: PageManager, version: Version, listing: Listing, point: tuple[int, int] = (0, 0)) -> None:
         """Goes on from a state that is known to be this version of the checkpoint, in place of ``load()``.
 
-        listing: of the store, from a moment ago. point: what ``point`` was when the arena was left. Changes that ``pm``
-        has not committed are the next commit's.
+        For checkpoints that Python alone writes, and not in mode cec, whose log is in memory. listing: of the store,
+        from a moment ago. point: what ``point`` was when the arena was left. Changes that ``pm`` has not committed are
+        the next commit's.
         """
         self._check_open()
         self._end_job(cancel=True)
         self._drop_state()
-        commit = listing.deltas.get(version)
-        header = None if commit is None else self._store.header(commit)
-        loaded = Loaded(pm, Line(version, None, ()))
-        mode = self._make_mode(loaded, None if header is None else header.kind, self._extent_target)
+        mode = self._make_mode(Loaded(pm, Line(version, None, ())), None, self._extent_target)
         mode.point = point
-        flags = 0 if header is None else header.flags
-        self._state = State(pm, Pin(version, pm.snapshot()), mode, flags, self._ids)
+        self._state = State(pm, Pin(version, pm.snapshot()), mode, 0, self._ids)
         self._last_base = max((found.number for found in listing.bases if found.number <= version.number), default=0)
 
     def _listing(self) -> Listing:

@@ -40,11 +40,11 @@ class Place:
     storage: Storage
     folder: str
     arenas: Arenas
-    generation: int = 0
     mode: str = "delta"
     limit: int | str | None = None
     bases_every: int = 10
     retain: int = 100
+    generation: int = 0
 
     def manager(self, partition: int) -> Manager:
         """Writes and reads the checkpoint of a partition."""

@@ -159,11 +159,11 @@ def open_place(step: Step, task: Task) -> tuple[Place, int]:
         storage,
         folder,
         arenas,
-        manifest.generation,
         step.options["mode"],
         step.options["limit"],
         step.options["bases_every"],
         step.options["retain"],
+        manifest.generation,
     )
     return place, manifest.first_batch
 

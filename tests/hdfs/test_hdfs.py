@@ -20,6 +20,7 @@ from cluster import CLIENT
 from spark import harness, processes
 from spark.harness import QUIRE, ROCKSDB, SEED, STORE
 
+import quire
 from quire.checkpoint import Checkpoint, tools
 from quire.checkpoint.container import FileKind
 from quire.checkpoint.storage import join, storage_for
@@ -511,3 +512,19 @@ def test_two_drivers_on_one_checkpoint(cluster, mode, folder, capsys):
         for number, rows in processes.written(each, "numbers").items():
             assert number >= BATCHES + 2 or rows == expected[number]
     assert state_of(Checkpoint(url), BATCHES + 2) == totals(BATCHES + 2)
+
+
+def test_operators_in_python_keep_their_state_on_hdfs(cluster, folder):
+    """Over REST, which the session tells the workers how to reach; stopped in the middle."""
+    conf = {**CONF, "batches": "8"}
+    with processes.Driver(folder / "local", ROCKSDB, ["tally"], conf=conf) as running:
+        assert ends(running), running.errors()
+    for batches in (4, 8):
+        rest = {"spark.hadoop.dfs.namenode.http-address": f"localhost:{cluster.web_port}"}
+        run(cluster, "delta", folder, ["python"], batches=batches, **rest)
+    expected, found = processes.written(folder / "local", "tally"), processes.written(folder, "python")
+    wanted = range(8)
+    assert not harness.difference({n: found[n] for n in wanted}, {n: expected[n] for n in wanted})
+    url = checkpoint_url(cluster, folder, "python")
+    assert tools.verify(url) == 0
+    assert quire.read_state(url, "TallyInPython", version=8).num_rows > 0
