@@ -627,9 +627,9 @@ def encoded_rows(part: str, encoded: Any) -> Rows:
 # -------------------------------------------------------------------------------- one row in Python
 #
 # A single key or value of plain types, or a value with lists of these, is packed here, in a tenth of the time that a
-# batch of one row takes through Arrow. These functions know only the plain case and return None for anything else (another Python type, a value out of
-# range, bytes that look odd), which then goes the long way and gets its answer or its error there. Tests hold them
-# against the C side.
+# batch of one row takes through Arrow. These functions know only the plain case and return None for anything else
+# (another Python type, a value out of range, bytes that look odd), which then goes the long way and gets its answer or
+# its error there. Tests hold them against the C side.
 
 SIGNED = {"int8": "b", "int16": "h", "int32": "i", "int64": "q"}
 INTEGERS = SIGNED | {f"u{name}": code.upper() for name, code in SIGNED.items()}
