@@ -259,7 +259,7 @@ def stateful(
     >>> counts.writeStream.option("checkpointLocation", "/data/counts").start()  # doctest: +SKIP
 
     In a batch DataFrame the state begins empty and is thrown away. In a streaming one, each batch shows what happened
-    in ``query.lastProgress``, under ``observedMetrics`` and the operator's name.
+    in ``query.recentProgress``, under ``observedMetrics`` and the operator's name.
     """
     from py4j.java_gateway import JavaObject
     from pyspark.sql import functions as F

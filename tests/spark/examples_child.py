@@ -2,10 +2,11 @@
 
 Use: examples_child.py FOLDER PROVIDER MASTER JSON-of-settings NAME...
 
-Among Spark's settings is seed: of the rows, of where they are cut into batches, and of what goes wrong. Tasks raise, and
-kill their own worker, in the middle of a batch, in the middle of a commit and behind it; queries are stopped and started
-again; arenas are removed between batches. Lines it prints: "jvm PID", "NAME BATCH" when a batch has been written, "end".
-What went wrong is in FOLDER/events, a word a line. A query's rows, batch by batch, are in FOLDER/NAME/output.pickle.
+Among Spark's settings is seed: of the rows, of where they are cut into batches, and of what goes wrong. Tasks raise,
+and kill their own worker, in the middle of a batch, in the middle of a commit and behind it; queries are stopped and
+started again; arenas are removed between batches. Lines it prints: "jvm PID", "NAME BATCH" when a batch has been
+written, "end". What went wrong is in FOLDER/events, a word a line. A query's rows, batch by batch, are in
+FOLDER/NAME/output.pickle.
 """
 
 import concurrent.futures
@@ -64,7 +65,7 @@ class Trouble:
     """Decides what goes wrong in the tasks of a query."""
 
     def __init__(self, name: str, seed: int, events: Path) -> None:
-        self.name, self.seed, self.events = name, seed, str(events)
+        self.name, self.seed, self.events = name, seed, events
 
     def at(self, place: str) -> None:
         """Raises, ends the process, or goes on, as the seed says for this attempt of the task."""
@@ -81,7 +82,7 @@ class Trouble:
 
     def note(self, event: str) -> None:
         """Writes down what happens."""
-        with open(self.events, "a", encoding="utf-8") as file:
+        with self.events.open("a", encoding="utf-8") as file:
             file.write(f"{event}\n")
 
 

@@ -161,8 +161,8 @@ def test_a_zombie_that_wakes_up_late_changes_nothing(tmp_path: Path) -> None:
         assert found[b"who"] == b"alive" and found[b"and"] == b"on"
 
 
-# A task in a process of its own: it has loaded the version when it says "ready", commits when it is told to, and is stopped
-# in the middle of that if its last argument says where.
+# A task in a process of its own: it has loaded the version when it says "ready", commits when it is told to, and is
+# stopped in the middle of that if its last argument says where.
 TASK = """
 import os, signal, sys
 from pathlib import Path
@@ -336,7 +336,7 @@ def test_arenas_that_cannot_be_made_are_told(tmp_path: Path) -> None:
     with pytest.raises(quire.QuireError, match=r"cannot be used for arenas .*: give another arena_dir"):
         look(place, 0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(quire.QuireError, match="cannot be made for arenas .*: give another arena_dir"):
+    with pytest.raises(quire.QuireError, match=r"cannot be made for arenas .*: give another arena_dir"):
         place_on(tmp_path, "file/below")
 
 
