@@ -280,6 +280,11 @@ def stateful(
     if not keys or missing:
         shown, has = ", ".join(map(str, missing)) or "nothing", ", ".join(df.columns)
         raise InvalidError(f"by {shown}: give names of columns of the DataFrame, which has {has}")
+    odd = [name for name in df.columns if "." in name or "`" in name]
+    if odd:
+        raise InvalidError(
+            f"column {odd[0]!r}: Spark hands no names with . or ` to Python; use withColumnRenamed() first"
+        )
     if mode not in MODES:
         raise InvalidError(f"mode {mode!r}: give one of {', '.join(map(repr, MODES))}")
     shuffled = df.sparkSession.conf.get("spark.sql.shuffle.partitions")
@@ -301,9 +306,7 @@ def stateful(
     step = Step(operator, chosen, tuple(keys), types, count, checkpoint, options)
     whole = from_arrow_schema(_nullable(schema.append(pa.field(METRICS, METRICS_TYPE))))
     came = df.observe(f"{chosen}.input", F.count(F.lit(1)).alias("rows"))
-    # Names as they are, whatever is in them.
-    columns = [F.col("`" + key.replace("`", "``") + "`") for key in keys]
-    gone = came.repartition(count, *columns).mapInArrow(_function(step), whole)
+    gone = came.repartition(count, *keys).mapInArrow(_function(step), whole)
     return gone.observe(chosen, *_observed()).where(F.col(METRICS).isNull()).drop(METRICS)
 
 
