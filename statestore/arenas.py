@@ -16,6 +16,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -159,13 +160,13 @@ class Arenas:
         self._mark_path(partition).unlink(missing_ok=True)
         self.path(partition).unlink(missing_ok=True)
 
-    def sweep(self) -> None:
-        """Removes what nobody will use again, and what is too much, at most every half minute in a process."""
-        now = time.monotonic()
+    def sweep(self, now: bool = False) -> None:
+        """Removes what nobody will use again, and what is too much; but for now, every half minute in a process."""
+        clock = time.monotonic()
         with _sweep_lock:
-            if now - _last_sweep.get(str(self._root), -SWEEP_SECONDS) < SWEEP_SECONDS:
+            if not now and clock - _last_sweep.get(str(self._root), -math.inf) < SWEEP_SECONDS:
                 return
-            _last_sweep[str(self._root)] = now
+            _last_sweep[str(self._root)] = clock
         sweep(self._root, keep=self.folder)
 
 

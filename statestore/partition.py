@@ -19,7 +19,7 @@ from quire.checkpoint import Manager
 from quire.checkpoint.container import FileKind
 from quire.checkpoint.reader import Listing, Store, Version, counted_keys
 from quire.checkpoint.storage import Storage
-from quire.pagemgr.errors import BusyError, NotFoundError, QuireError
+from quire.pagemgr.errors import BusyError, NoSpaceError, NotFoundError, QuireError
 from quire.statestore.arenas import Arenas, Mark
 from quire.structures import PageManager
 
@@ -93,8 +93,8 @@ class Partition:
         started = time.perf_counter()
         try:
             self._pm = self._load()
-        except BaseException:
-            self._close()
+        except BaseException as error:
+            self._close(error)
             raise
         self.measured.load_seconds = time.perf_counter() - started
         return self._pm
@@ -102,12 +102,14 @@ class Partition:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self._close(error)
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None) -> None:
         self._manager.close()
         if self._pm is not None:
             self._pm.close()
+        if isinstance(error, NoSpaceError):
+            self._place.arenas.sweep(now=True)  # for whoever tries again
 
     # ------------------------------------------------------------------------------------------------ before
 
@@ -137,6 +139,7 @@ class Partition:
                 pass  # whatever was wrong with the copy, the checkpoint decides
             pm.close()
         self._place.arenas.forget(self._partition)
+        self._place.arenas.sweep()  # there may be more to come than there was
         return self._manager_load(listing, wanted, os.fspath(self._place.arenas.path(self._partition)))
 
     def _manager_load(self, listing: Listing, wanted: Version, path: str | None) -> PageManager:

@@ -312,6 +312,34 @@ def test_arenas_of_the_dead_are_swept_and_those_in_use_are_not(tmp_path: Path) -
     assert look(dead, 1) == look(alive, 1) == changed({}, 1)
 
 
+def test_room_is_made_where_there_was_none(tmp_path: Path) -> None:
+    """What dead processes left is swept when a new arena is made, and at once by a task that found no room."""
+    root = tmp_path / "arenas"
+
+    def left_behind(name: str) -> Place:
+        place = Place(LocalStorage(), str(tmp_path / name), Arenas(name, "Op", root))
+        run(place, 0, lambda pm: change(pm, 1))
+        for user in (place.arenas.folder / "users").iterdir():
+            user.rename(user.with_name("1-1"))
+        return place
+
+    def full(pm: quire.PageManager) -> None:
+        raise quire.NoSpaceError("no room")
+
+    dead = left_behind("dead")
+    place = Place(LocalStorage(), str(tmp_path / "new"), Arenas("new", "Op", root))
+    arenas._last_sweep.clear()  # half a minute has gone by
+    run(place, 0, lambda pm: change(pm, 1))
+    assert not dead.arenas.folder.exists()
+    dead = left_behind("dead too")
+    run(place, 1, lambda pm: change(pm, 2))
+    assert dead.arenas.folder.exists()
+    with pytest.raises(quire.NoSpaceError):
+        run(place, 2, full)
+    assert not dead.arenas.folder.exists() and place.arenas.path(3).exists()
+    run(place, 2, lambda pm: change(pm, 3))
+
+
 def test_arenas_take_no_more_than_their_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were not used for longest go, and the one that is in use stays, however large it is."""
     places = [Place(LocalStorage(), str(tmp_path / n), Arenas(n, "Op", tmp_path / "arenas")) for n in "abc"]
