@@ -661,6 +661,8 @@ class Plain:
         self.python: Any = TEXTS.get(name, OTHERS[name][0] if name in OTHERS else int)
         self.code = INTEGERS.get(name, OTHERS[name][1] if name in OTHERS else "B")
         self.text = name in TEXTS
+        self.to_number: Callable[[Any], int] | None
+        self.from_number: Callable[[Any], Any]
         self.to_number, self.from_number = NUMBERS.get(name, (None, self.python))
         self.null = name == "null"
         self.width = struct.calcsize("<" + self.code)
