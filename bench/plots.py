@@ -94,7 +94,7 @@ def drawn(benchmark: Benchmark, results: Sequence[Result]) -> Any:
     peers = unique(each["peer"] for each in shown)
     by_size = len({each["size"] for each in shown}) >= LINES_FROM
     most = max(sum(1 for variant, _ in panels if variant == each) for each, _ in panels)
-    columns = most if most <= COLUMNS + 1 else COLUMNS
+    columns = min(most, COLUMNS)
     # Each variant begins a row, but where there is one picture for each.
     places = placed(panels, columns) if most > 1 else list(range(len(panels)))
     columns = columns if most > 1 else min(COLUMNS, len(panels))
@@ -185,7 +185,7 @@ def draw_lines(
             axes.plot(*zip(*told, strict=True), linestyle=":", markerfacecolor="white", **style)
     if sizes[-1] / max(1, sizes[0]) >= 8:
         axes.set_xscale("log")
-    axes.set_xticks(sizes, [short(size) for size in sizes])
+    axes.set_xticks(sizes, [f"{size:,}" if size < 10_000 else short(size) for size in sizes])
     axes.set_xticks([], minor=True)
     set_scale(axes.yaxis, axes.set_yscale, axes.set_ylim, values)
     axes.set_xlabel(benchmark.axis or benchmark.size_unit)
@@ -237,7 +237,8 @@ def draw_bars(axes: Any, benchmark: Benchmark, results: Sequence[Result], palett
     axes.grid(visible=is_wide(values), axis="y")
     set_scale(axes.xaxis, axes.set_xscale, axes.set_xlim, values)
     for place, each in zip(places, results, strict=True):
-        axes.annotate(f"  {short(each['median'])}", (each["max"], place), va="center", fontsize=7)
+        style = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
+        axes.annotate(short(each["median"]), (each["max"], place), **style)
     highest = max(each["max"] for each in results)
     if is_wide(values):
         axes.set_xlim(min(each["min"] for each in results) / 2, highest * 6)

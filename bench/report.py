@@ -24,7 +24,7 @@ Document = dict[str, Any]
 Result = dict[str, Any]
 
 # Of the papers' family, what is not made of Quire's code.
-FOREIGN = ("objects", "pickled", "WebHDFS")
+FOREIGN = ("objects", "arrays", "pickled", "WebHDFS")
 
 STYLE = """:root{color-scheme:light}
 body{font:15px/1.5 system-ui,sans-serif;max-width:76em;margin:2em auto;padding:0 1.2em;color:#222}
@@ -33,7 +33,7 @@ h3{margin-top:2em}nav{columns:18em;background:#f7f5f2;padding:.8em 1.2em;margin:
 nav ul{margin:0;padding-left:1.1em}
 table{border-collapse:collapse;margin:1em 0;display:block;overflow-x:auto;font-size:13.5px}
 td,th{border:1px solid #d5d5d5;padding:.2em .6em;text-align:right;white-space:nowrap}th{background:#f7f5f2}
-td:first-child,th:first-child{text-align:left}td.text{text-align:left;white-space:normal}
+td:first-child,th:first-child{text-align:left}td.text,th.text{text-align:left;white-space:normal}
 figure{margin:1em 0}img{max-width:100%;height:auto}code{background:#f3f1ee;padding:0 .2em}
 details{margin:.6em 0}summary{cursor:pointer;color:#8f2d56}.failed{color:#b00020}
 blockquote{border-left:4px solid #ed8b00;margin:1em 0;padding:.1em 1em;background:#fdf8ef}"""
@@ -452,7 +452,10 @@ def contents(parts: Sequence[Part]) -> str:
 
 def html_table(table: Table) -> str:
     """A table."""
-    header = "".join(f"<th>{rich_text(cell)}</th>" for cell in table.header)
+    header = "".join(
+        f"<th{' class=text' if place in table.texts else ''}>{rich_text(cell)}</th>"
+        for place, cell in enumerate(table.header)
+    )
     rows = []
     for row in table.rows:
         cells = [

@@ -108,7 +108,7 @@ def test_markdown_has_its_plots_beside_it(tmp_path):
     assert "![papers.join](full/papers.join.png)" in text
     assert (tmp_path / "docs" / "full" / "papers.join.png").read_bytes().startswith(b"\x89PNG")
     # Table 5 of the paper, beside ours.
-    assert "| SGuard, Table 5 | a tuple, ms | window scanned, as in the paper, 256 KB | quire:8192 |" in text
+    assert "| SGuard, Table 5 | a tuple, ms | window scanned, as in the paper, 256 KB | quire each:8192 |" in text
     assert "| 605 |" in text and "| 1.02x |" in text
 
 
