@@ -72,7 +72,7 @@ def bench_jar() -> Path:
     sources = sorted(SOURCES.glob("*.scala"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     path = jars.cache_folder() / f"quire-bench-spark-{version}-{digest[:12]}.jar"
-    with jars.lock(path.with_suffix(".lock")):
+    with jars.lock(path.parent / "lock"):  # the same as Quire's jar has: whoever holds it clears what is staged
         if not path.exists():
             with jars.staging(path.parent) as stage:
                 compiled = stage / path.name
