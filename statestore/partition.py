@@ -19,7 +19,7 @@ from quire.checkpoint import Manager
 from quire.checkpoint.container import FileKind
 from quire.checkpoint.reader import Listing, Store, Version, counted_keys
 from quire.checkpoint.storage import Storage
-from quire.pagemgr.errors import BusyError, NoSpaceError, NotFoundError, QuireError
+from quire.pagemgr.errors import BusyError, IOFailedError, NoSpaceError, NotFoundError, QuireError
 from quire.statestore.arenas import Arenas, Mark
 from quire.structures import PageManager
 
@@ -127,20 +127,30 @@ class Partition:
             # Another run of this batch, or one that nobody waits for any more. It keeps the arena; the checkpoint has
             # all there is.
             return self._manager_load(listing, wanted, None)
-        self._shared = True
         if found is not None:
             pm, mark = found
             try:
                 if self._catch_up(store, listing, pm, mark.version, wanted):
                     self._manager.adopt(pm, wanted, listing, mark.point if mark.version == wanted else (0, 0))
                     self.measured.in_memory = True
-                    return pm
+                    return self._marked(pm, wanted)
             except QuireError:
                 pass  # whatever was wrong with the copy, the checkpoint decides
             pm.close()
         self._place.arenas.forget(self._partition)
         self._place.arenas.sweep()  # there may be more to come than there was
-        return self._manager_load(listing, wanted, os.fspath(self._place.arenas.path(self._partition)))
+        try:
+            pm = self._manager_load(listing, wanted, os.fspath(self._place.arenas.path(self._partition)))
+        except (BusyError, IOFailedError):
+            # Another run was quicker, or the folder was swept meanwhile.
+            return self._manager_load(listing, wanted, None)
+        return self._marked(pm, wanted)
+
+    def _marked(self, pm: PageManager, version: Version) -> PageManager:
+        """Says at once what the arena is, so that it need not be loaded again should this run fail."""
+        self._shared = True
+        self._place.arenas.leave(self._partition, Mark.of(pm, version, self._manager.point))
+        return pm
 
     def _manager_load(self, listing: Listing, wanted: Version, path: str | None) -> PageManager:
         if self._batch == self._first and wanted not in listing.bases:
@@ -191,7 +201,7 @@ class Partition:
         self._manager.commit(pm)
         version = self._manager.version_id
         if self._shared:
-            self._place.arenas.leave(self._partition, Mark(version, pm.epoch, self._manager.point))
+            self._place.arenas.leave(self._partition, Mark.of(pm, version, self._manager.point))
         self.measured.commit_seconds = time.perf_counter() - started
         self.measured.written = self._manager.bytes_written
         self.measured.keys = sum(counted_keys(pm))
