@@ -4,11 +4,9 @@ import datetime
 import decimal
 import importlib
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -37,8 +35,6 @@ pytestmark = [
 
 SCHEMA = "key string"
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path.name != "local_spark.py")
-ALL = os.environ.get("QUIRE_OPERATORS") == "all"
 
 
 class Latest(quire.Operator):
@@ -83,7 +79,7 @@ def state(checkpoint, **options):
     return dict(zip(table["key"].to_pylist(), table["n"].to_pylist(), strict=True))
 
 
-# ------------------------------------------------------------------------------------------------ guide and examples
+# ------------------------------------------------------------------------------------------------ the guide
 
 
 def test_the_guide_on_spark(spark, folder):
@@ -112,14 +108,6 @@ def test_the_guide_on_spark(spark, folder):
     theirs = []
     run(names["sessions"], folder / "theirs", lambda batch, number: theirs.extend(batch.toArrow().to_pylist()))
     assert multiset(theirs) == expected
-
-
-@pytest.mark.skipif(not ALL, reason="a Spark for each: QUIRE_OPERATORS=all")
-@pytest.mark.parametrize("script", EXAMPLES)
-def test_an_example_is_a_script(script):
-    """It compares its output with its reference by itself."""
-    done = subprocess.run([sys.executable, ROOT / "examples" / script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and re.search(r"[1-9]\d* rows, .*: equal to the reference", done.stdout), done.stderr
 
 
 # ------------------------------------------------------------------------------------------------ what works
