@@ -374,7 +374,7 @@ def run(benchmarks: Sequence[Benchmark], settings: Settings, file: Path | None, 
 def run_one(results: Run, case: Case, repetition: int, folder: Path, interrupt: Interrupt, isolate: bool) -> bool:
     """Runs a case and notes its numbers or why there are none."""
     started = time.monotonic()
-    work = Path(tempfile.mkdtemp(prefix="quire-bench-", dir=folder))
+    work = Path(tempfile.mkdtemp(prefix=f"quire-bench-{os.getpid()}-", dir=folder))
     case = replace(case, folder=work)
     try:
         measurements = run_isolated(case, interrupt) if isolate else run_case(case)
