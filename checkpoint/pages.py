@@ -58,6 +58,14 @@ def origin(arena: Arena) -> int:
         return int(lib.quire_arena_origin(arena._live(), point))
 
 
+def identity(arena: Arena) -> str:
+    """The random name that an arena has from when it is made, whatever happens to its path."""
+    point = ffi.new("quire_point *")
+    with arena._lock:
+        lib.quire_arena_point(arena._live(), point)
+    return bytes(point.identity).hex()
+
+
 def _epoch(since: Any) -> int:
     if isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 1 << 32:
         raise InvalidError(f"since {since!r}: give the epoch of a commit, that of origin(), or 0")

@@ -102,7 +102,8 @@ NATIVE(jlong, budgetUsed)(JNIEnv *env, jobject self, jlong budget) {
 NATIVE(jlong, arenaOpen)(JNIEnv *env, jobject self, jint page_bytes, jlong budget) {
     (void)self;
     quire_arena *arena = NULL;
-    quire_arena_options options = {.page_bytes = (uint32_t)page_bytes, .budget = HANDLE(quire_budget, budget)};
+    quire_arena_options options = {
+        .page_bytes = (uint32_t)page_bytes, .budget = HANDLE(quire_budget, budget), .in_place = true};
     failed(env, quire_arena_open(&options, &arena));
     return as_handle(arena);
 }
@@ -162,6 +163,13 @@ NATIVE(jlong, snapAcquire)(JNIEnv *env, jobject self, jlong arena) {
     (void)self;
     quire_snap *snap = NULL;
     failed(env, quire_snap_acquire(HANDLE(quire_arena, arena), &snap));
+    return as_handle(snap);
+}
+
+NATIVE(jlong, snapAcquireWeak)(JNIEnv *env, jobject self, jlong arena) {
+    (void)self;
+    quire_snap *snap = NULL;
+    failed(env, quire_snap_acquire_weak(HANDLE(quire_arena, arena), &snap));
     return as_handle(snap);
 }
 
@@ -442,7 +450,7 @@ NATIVE(void, imageWrite)(JNIEnv *env, jobject self, jlong snap, jobject object) 
 NATIVE(jlong, imageBegin)(JNIEnv *env, jobject self, jlong budget, jlong count, jstring name) {
     (void)self;
     quire_image *image = NULL;
-    quire_arena_options options = {.budget = HANDLE(quire_budget, budget)};
+    quire_arena_options options = {.budget = HANDLE(quire_budget, budget), .in_place = true};
     const char *chars = (*env)->GetStringUTFChars(env, name, NULL);
     if (chars != NULL) {
         int rc = quire_image_begin(&options, (uint64_t)count, chars, &image);
@@ -481,7 +489,7 @@ NATIVE(void, imageCancel)(JNIEnv *env, jobject self, jlong image) {
 NATIVE(jlong, imageMap)(JNIEnv *env, jobject self, jlong budget, jstring path) {
     (void)self;
     quire_arena *arena = NULL;
-    quire_arena_options options = {.budget = HANDLE(quire_budget, budget)};
+    quire_arena_options options = {.budget = HANDLE(quire_budget, budget), .in_place = true};
     const char *chars = (*env)->GetStringUTFChars(env, path, NULL);
     if (chars != NULL) {
         int rc = quire_image_map(&options, chars, &arena);

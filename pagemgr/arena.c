@@ -38,6 +38,7 @@
 #define EXTENT_CHUNKS_MAX     512u
 #define TRIM_SLACK_BYTES      ((uint64_t)32 << 20)
 #define TRIM_COMMITS          8u
+#define TRIM_COMMITS_IN_PLACE 2u /* room for copies is needed only while something is pinned */
 
 /* ------------------------------------------------------------------------------------------------ fork */
 
@@ -132,7 +133,7 @@ uint64_t quire_budget_used(const quire_budget *budget) {
     return __atomic_load_n(&budget->bytes_used, __ATOMIC_RELAXED);
 }
 
-static int charge(quire_arena *arena, uint64_t bytes) {
+int quire_arena_charge(quire_arena *arena, uint64_t bytes) {
     if (arena->limit_bytes != 0 && arena->bytes_held + bytes > arena->limit_bytes) {
         return quire_fail(QUIRE_E_LIMIT,
                           "memory limit reached: %" PRIu64 " bytes held, %" PRIu64 " more needed, limit %" PRIu64
@@ -155,7 +156,7 @@ static int charge(quire_arena *arena, uint64_t bytes) {
     return QUIRE_OK;
 }
 
-static void discharge(quire_arena *arena, uint64_t bytes) {
+void quire_arena_discharge(quire_arena *arena, uint64_t bytes) {
     arena->bytes_held -= bytes;
     if (arena->budget != NULL) {
         __atomic_sub_fetch(&arena->budget->bytes_used, bytes, __ATOMIC_RELAXED);
@@ -378,10 +379,10 @@ static int absent_chunk_return(quire_arena *arena) {
         if (!arena->chunk_absent[chunk]) {
             continue;
         }
-        QUIRE_TRY(charge(arena, QUIRE_CHUNK_BYTES));
+        QUIRE_TRY(quire_arena_charge(arena, QUIRE_CHUNK_BYTES));
         int rc = file_back(arena, (uint64_t)chunk * QUIRE_CHUNK_BYTES, QUIRE_CHUNK_BYTES);
         if (rc != QUIRE_OK) {
-            discharge(arena, QUIRE_CHUNK_BYTES);
+            quire_arena_discharge(arena, QUIRE_CHUNK_BYTES);
             return rc;
         }
         arena->chunk_absent[chunk] = 0;
@@ -405,10 +406,10 @@ static int frames_add(quire_arena *arena, uint32_t frame_count) {
     for (uint32_t chunk = arena->frame_limit >> arena->chunk_shift; chunk <= last_chunk; chunk++) {
         QUIRE_TRY(chunk_map(arena, chunk));
     }
-    QUIRE_TRY(charge(arena, bytes));
+    QUIRE_TRY(quire_arena_charge(arena, bytes));
     int rc = file_back(arena, (uint64_t)arena->frame_limit << arena->page_shift, bytes);
     if (rc != QUIRE_OK) {
-        discharge(arena, bytes);
+        quire_arena_discharge(arena, bytes);
         return rc;
     }
     uint32_t first = arena->frame_limit;
@@ -501,7 +502,7 @@ static void chunk_give_back(quire_arena *arena, uint32_t chunk) {
     }
     arena->chunk_absent[chunk] = 1;
     arena->absent_count++;
-    discharge(arena, QUIRE_CHUNK_BYTES);
+    quire_arena_discharge(arena, QUIRE_CHUNK_BYTES);
 }
 
 /* Frames that were free through the last commits are not needed for the changes between two of them and go back, and so does what
@@ -510,7 +511,7 @@ static void chunk_give_back(quire_arena *arena, uint32_t chunk) {
 void quire_arena_trim(quire_arena *arena) {
     uint64_t free_bytes = (uint64_t)arena->free_count << arena->page_shift, used_bytes = arena->bytes_held - free_bytes;
     uint64_t spare_bytes = 0;
-    if (++arena->trim_commits >= TRIM_COMMITS) {
+    if (++arena->trim_commits >= (arena->in_place ? TRIM_COMMITS_IN_PLACE : TRIM_COMMITS)) {
         spare_bytes = (uint64_t)arena->free_low << arena->page_shift;
         arena->trim_commits = 0;
         arena->free_low = arena->free_count;
@@ -788,7 +789,7 @@ static int arena_reopen(quire_arena *arena, uint64_t file_bytes, uint32_t page_b
     }
     uint64_t limit = arena->limit_bytes;
     arena->limit_bytes = 0; /* what is there is there; the limit holds for growth */
-    int rc = charge(arena, need);
+    int rc = quire_arena_charge(arena, need);
     arena->limit_bytes = limit;
     QUIRE_TRY(rc);
     QUIRE_TRY(quire_arena_recover(arena, &meta, false));
@@ -860,6 +861,7 @@ static int file_open(quire_arena *arena, const quire_arena_options *options) {
 
 void quire_arena_free(quire_arena *arena) {
     quire_sets_free(arena);
+    quire_undo_close(arena);
     quire_held_clear(arena);
     for (size_t i = 0; i < arena->extent_count; i++) {
         munmap(arena->extents[i].base, arena->extents[i].bytes);
@@ -903,6 +905,7 @@ int quire_arena_new(const quire_arena_options *options, quire_arena **arena) {
     }
     made->file = made->locks = -1;
     made->read_only = options->read_only;
+    made->in_place = options->in_place && options->path == NULL;
     made->limit_bytes = options->limit_bytes;
     made->fork_generation = quire_fork_generation;
     pthread_mutex_init(&made->pins_mutex, NULL);
@@ -946,7 +949,7 @@ int quire_arena_ends(quire_arena *arena, uint32_t chunk_count) {
 
 int quire_arena_room(quire_arena *arena, uint64_t bytes, uint8_t **base) {
     uint64_t chunk_count = (bytes + QUIRE_CHUNK_BYTES - 1) / QUIRE_CHUNK_BYTES;
-    QUIRE_TRY(charge(arena, bytes));
+    QUIRE_TRY(quire_arena_charge(arena, bytes));
     QUIRE_TRY(quire_arena_ends(arena, chunk_count > QUIRE_CHUNKS_MAX ? QUIRE_CHUNKS_MAX + 1 : (uint32_t)chunk_count));
     for (uint32_t chunk = 0; chunk < chunk_count; chunk++) {
         QUIRE_TRY(chunk_map(arena, chunk));
@@ -961,9 +964,9 @@ int quire_arena_take(quire_arena *arena, uint32_t page_bytes, const quire_meta *
     QUIRE_TRY(bits_room(arena, meta->frame_limit));
     uint64_t need = (uint64_t)meta->frame_limit << arena->page_shift;
     if (need > arena->bytes_held) {
-        QUIRE_TRY(charge(arena, need - arena->bytes_held));
+        QUIRE_TRY(quire_arena_charge(arena, need - arena->bytes_held));
     } else {
-        discharge(arena, arena->bytes_held - need); /* checksums and footer, which lie behind the pages */
+        quire_arena_discharge(arena, arena->bytes_held - need); /* checksums and footer, which lie behind the pages */
     }
     arena->frame_limit = meta->frame_limit;
     arena->header = header;

@@ -112,7 +112,7 @@ static int frame_write(image_writer *writer, const void *bytes, uint32_t epoch, 
 
 /* Writes the page or subtree that *entry names and makes *entry name it in the image. */
 static int entry_write(image_writer *writer, const quire_view *view, uint64_t *entry, uint32_t level) {
-    uint32_t frame = (uint32_t)*entry, entries = writer->page_bytes / 8;
+    uint32_t frame = QUIRE_ENTRY_FRAME(*entry), entries = writer->page_bytes / 8;
     const void *bytes = frame < view->frame_limit && level <= 8 ? quire_frame(view, frame) : NULL;
     if (bytes == NULL) {
         return quire_fail(QUIRE_E_CORRUPT, "frame %u of the snapshot does not exist", frame);
@@ -256,6 +256,9 @@ static int image_write(image_writer *writer, quire_snap *snap, const entry_list 
 
 int quire_snap_write(quire_snap *snap, quire_sink sink, void *context) {
     QUIRE_TRY(quire_view_usable(&snap->pin->catalog));
+    if (snap->weak) {
+        return quire_fail(QUIRE_E_INVALID, "a weak snapshot cannot be written out: its pages may change meanwhile");
+    }
     uint32_t page_bytes = snap->arena->page_bytes;
     image_writer writer = {
         .page_bytes = page_bytes, .block = malloc(BLOCK_BYTES), .nodes = malloc(9 * (size_t)page_bytes)};
@@ -452,7 +455,7 @@ static void image_close(image *from) {
 
 /* Copies the page or subtree that *entry names in the image and makes *entry name the copy. */
 static int entry_load(quire_arena *arena, const quire_view *view, uint64_t *entry, uint32_t level) {
-    uint32_t source = (uint32_t)*entry;
+    uint32_t source = QUIRE_ENTRY_FRAME(*entry);
     const void *bytes = source < view->frame_limit && level <= 8 ? quire_frame(view, source) : NULL;
     uint32_t frame = bytes == NULL ? 0 : quire_frame_alloc(arena);
     if (frame == 0) { /* a page named twice needs more frames than the image has */
@@ -681,6 +684,7 @@ int quire_mapped_chunk(quire_mapped *mapped, uint32_t chunk, uint8_t *base) {
 }
 
 int quire_view_whole(const quire_view *view) {
+    QUIRE_TRY(quire_weak_failure(view));
     const quire_mapped *mapped = view->arena == NULL ? NULL : view->arena->mapped;
     const char *failure = mapped == NULL ? NULL : __atomic_load_n(&mapped->failure, __ATOMIC_ACQUIRE);
     return failure == NULL ? QUIRE_OK : quire_fail(QUIRE_E_CORRUPT, "%s", failure);

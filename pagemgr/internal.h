@@ -114,11 +114,45 @@ typedef struct {
     quire_retired_list list;
 } quire_held;
 
+/* undo.c: changes made in place. */
+typedef struct quire_note quire_note;
+typedef struct quire_note_block quire_note_block;
+typedef struct quire_amended quire_amended;
+typedef struct {
+    quire_note_block *first, *last; /* the log, in the order of time */
+    quire_note_block *spare;
+    quire_note **heads; /* by frame: its newest note, NULL: none */
+    uint32_t head_count;
+    uint32_t floor;       /* notes of epochs up to this one are gone */
+    quire_amended *items; /* by epoch */
+    size_t item_count, item_capacity;
+    size_t committed_count; /* of the items, those of transactions before the one at hand */
+    uint64_t page_count;    /* pages of the last commit that are changed in place since */
+    uint32_t firm_newest;   /* the newest epoch with a pin that is not weak; 0: none */
+} quire_undo;
+
+/* Pages of a weak snapshot as they were, made up from what they are and the notes. */
+typedef struct {
+    uint32_t frame;
+    uint32_t generation; /* another one than that of the whole: empty */
+    uint8_t *page;
+} quire_made_up_page;
+typedef struct {
+    quire_made_up_page *slots; /* hashed by frame */
+    size_t slot_count;
+    uint8_t **pool;
+    size_t pool_count, used;
+    uint32_t generation;
+    int failure; /* why a page could not be made up; QUIRE_OK: so far none */
+} quire_made_up;
+
 /* A pin of this process; snapshots of one epoch share it. */
 typedef struct quire_local_pin {
     uint32_t slot;
     uint32_t epoch;
     uint32_t users;
+    uint32_t firm_users; /* of these, snapshots that are not weak */
+    bool lost;           /* its weak snapshots can no longer be read */
     quire_view catalog;
     struct quire_local_pin *next;
 } quire_local_pin;
@@ -129,6 +163,8 @@ struct quire_snap {
     char *name;
     char **sets; /* NULL: all of them */
     size_t set_count;
+    bool weak;
+    quire_made_up made_up;
     struct quire_snap *next;               /* named snapshots only */
     struct quire_snap *all_next, **all_at; /* every open snapshot of the arena; *all_at is this one */
 };
@@ -200,6 +236,8 @@ struct quire_arena {
     uint32_t absent_count;
     uint16_t *extra_refs; /* NULL until a set is cloned: how many table entries beyond the first name a frame */
     uint32_t dirty_count; /* frames in use that were made since the last commit */
+    bool in_place;
+    quire_undo undo;
 
     /* epochs */
     uint32_t epoch_writing;
@@ -247,6 +285,9 @@ int quire_arena_room(quire_arena *arena, uint64_t bytes, uint8_t **base);
 int quire_arena_ends(quire_arena *arena, uint32_t chunk_count);
 /* Makes an arena of the image whose first chunk is there and verified. mapped: the others come when they are touched. */
 int quire_arena_take(quire_arena *arena, uint32_t page_bytes, const quire_meta *meta);
+/* Counts memory against the arena's limit and its budget. */
+int quire_arena_charge(quire_arena *arena, uint64_t bytes);
+void quire_arena_discharge(quire_arena *arena, uint64_t bytes);
 int quire_arena_grow(quire_arena *arena, uint64_t frame_count);
 void quire_arena_trim(quire_arena *arena);
 uint32_t quire_frame_alloc(quire_arena *arena); /* 0: none free, which a reservation excludes */
@@ -285,6 +326,10 @@ int quire_catalog_each(const quire_view *catalog, int (*visit)(void *context, co
 /* Ends the epoch being written without committing it. */
 int quire_arena_seal(quire_arena *arena);
 int quire_frames_reserve(quire_arena *arena, uint64_t frame_count);
+/* Frames that a commit may need for the catalog. */
+uint64_t quire_catalog_frames(const quire_arena *arena);
+/* The place of a page's entry, in a node of the epoch being written; NULL on damage. Needs a reservation. */
+uint64_t *quire_page_place(quire_set *set, quire_page_id id);
 int quire_name_valid(const char *name, const char *what);
 void quire_sets_free(quire_arena *arena);
 
@@ -299,6 +344,21 @@ size_t quire_pins_collect(quire_arena *arena, uint32_t *epochs, size_t max);
 bool quire_pin_catalog(quire_arena *arena, uint32_t epoch, quire_table *catalog);
 void quire_held_clear(quire_arena *arena);
 void quire_attachment_forget(quire_arena *arena, uint32_t attachment); /* frees its pins */
+
+/* undo.c */
+void quire_undo_committed(quire_arena *arena); /* after a commit, before frames are swept */
+void quire_undo_close(quire_arena *arena);
+/* A page that was changed in place got a frame of its own, or was freed. */
+void quire_undo_copied(quire_arena *arena, uint64_t entry);
+/* Every frame becomes what it was at epoch. */
+void quire_undo_roll_back(quire_arena *arena, uint32_t epoch);
+/* Whether going back to a weak snapshot would change what others have pinned, or cannot be done any more. */
+bool quire_undo_pinned_after(quire_arena *arena, const quire_snap *snap);
+/* Makes the last commit whole in frames of its own, so that it, or the state being written, can be pinned. */
+int quire_undo_settle(quire_arena *arena);
+void quire_made_up_free(quire_made_up *made_up);
+/* Why a page of a weak snapshot could not be read; QUIRE_OK if all could. */
+int quire_weak_failure(const quire_view *view);
 
 /* image.c */
 int quire_mapped_chunk(quire_mapped *mapped, uint32_t chunk, uint8_t *base);

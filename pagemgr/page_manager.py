@@ -284,8 +284,10 @@ class Arena(Face):
         *,
         read_only: bool = False,
         wait: float = 0.0,
+        in_place: bool = False,
     ) -> None:
         options = self._prepare(path, limit, page_size, read_only)
+        options.in_place = in_place
         open_arena(options, wait, self._out)
         self._pointer = self._out[0]
 
@@ -546,12 +548,16 @@ class Arena(Face):
 
     # ------------------------------------------------------------------------------------------------ snapshots
 
-    def _acquire(self, name: str | None, sets: Sequence[str] | None) -> SnapHandle:
-        """Pins the last commit. Takes no lock, so it never waits for a writer."""
+    def _acquire(self, name: str | None, sets: Sequence[str] | None, weak: bool = False) -> SnapHandle:
+        """Pins the last commit. Takes no lock, so it never waits for a writer, unless that one changes pages in place.
+
+        weak: only for the writer to tell what changed since, and to go back to (pagemgr.h).
+        """
         if name is None and sets is None:
+            acquire = lib.quire_snap_acquire_weak if weak else lib.quire_snap_acquire
             with self._gate:
                 handle = SnapHandle(self._pinned_handles, self._gate)
-                handle.open(lambda out: check(lib.quire_snap_acquire(self._pointer, out)))
+                handle.open(lambda out: check(acquire(self._pointer, out)))
                 return handle
         encoded = [ffi.new("char[]", encode_name(each)) for each in sets or ()]
         chosen = ffi.new("char *[]", encoded)

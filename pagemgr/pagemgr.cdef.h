@@ -35,6 +35,7 @@ typedef struct {
     uint64_t limit_bytes;
     quire_budget *budget;
     bool read_only;
+    bool in_place;
     double lock_wait_seconds;
 } quire_arena_options;
 
@@ -46,6 +47,7 @@ typedef struct {
     uint8_t identity[16];
     uint32_t epoch;
 } quire_point;
+void quire_arena_point(const quire_arena *arena, quire_point *point);
 uint32_t quire_arena_origin(const quire_arena *arena, quire_point *origin);
 int quire_arena_commit(quire_arena *arena);
 int quire_arena_abort(quire_arena *arena);
@@ -103,6 +105,7 @@ typedef struct {
 int quire_set_changed(quire_set *set, uint32_t since, quire_page_state *pages, size_t max, size_t *count);
 
 int quire_snap_acquire(quire_arena *arena, quire_snap **snap);
+int quire_snap_acquire_weak(quire_arena *arena, quire_snap **snap);
 int quire_snap_create(quire_arena *arena, const char *name, const char *const *sets, size_t set_count,
                       quire_snap **snap);
 int quire_snap_find(quire_arena *arena, const char *name, quire_snap **snap);

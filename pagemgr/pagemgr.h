@@ -10,7 +10,8 @@
  *             Bit 31 of a page id picks one of the set's two tables, so that a structure can keep a dense array of
  *             pages (a directory) beside those it allocates freely. Page 0 of table 0 is the super page.
  *
- * Invariants  I1 a frame whose epoch is not the one being written is never written (copy-on-write).
+ * Invariants  I1 a frame whose epoch is not the one being written is never written (copy-on-write); in arenas with in_place it may be, where
+ *                no snapshot but weak ones sees it, after what lay there was noted (undo.c).
  *             I2 every frame is exactly one of: header, free, reachable from the state being written, reachable only
  *                from states that are committed or pinned (retired), absent (given back to the system).
  *             I3 an inner entry's epoch is the newest epoch below it, so "what changed since e" skips clean subtrees.
@@ -67,11 +68,14 @@ void quire_budget_destroy(quire_budget *budget); /* dropped once the last arena 
 uint64_t quire_budget_used(const quire_budget *budget);
 
 typedef struct {
-    const char *path;         /* NULL: anonymous memory */
-    uint32_t page_bytes;      /* 0: the default for a new arena, whatever the file has for an existing one */
-    uint64_t limit_bytes;     /* 0: no limit */
-    quire_budget *budget;     /* NULL: none shared */
-    bool read_only;           /* file arenas only: no writer lock, snapshots only */
+    const char *path;     /* NULL: anonymous memory */
+    uint32_t page_bytes;  /* 0: the default for a new arena, whatever the file has for an existing one */
+    uint64_t limit_bytes; /* 0: no limit */
+    quire_budget *budget; /* NULL: none shared */
+    bool read_only;       /* file arenas only: no writer lock, snapshots only */
+    bool
+        in_place; /* anonymous arenas only: changes of a few bytes copy no page (undo.c). Takes less memory and traffic; a
+                               * snapshot waits for the writer's call at hand, and copies then what was changed since the commit */
     double lock_wait_seconds; /* 0: QUIRE_E_BUSY at once if another writer holds the arena; negative: wait for ever */
 } quire_arena_options;
 
@@ -153,7 +157,12 @@ typedef struct {
     uint32_t epoch; /* the pinned epoch; 0 on a live set */
     uint8_t page_shift;
     uint8_t chunk_shift; /* log2 of frames in a chunk */
+    quire_snap *weak;    /* NULL: pages are as they lie in their frames */
 } quire_view;
+
+/* In the frame half of a page's entry: the frame is older than the epoch says, because the page was changed in place (undo.c). */
+#define QUIRE_ENTRY_BORROWED     0x80000000u
+#define QUIRE_ENTRY_FRAME(entry) ((uint32_t)(entry) & 0x7FFFFFFFu)
 
 /* A set of the writer, one object per set and process however often it is opened. */
 typedef struct quire_set {
@@ -200,6 +209,10 @@ int quire_page_free(quire_set *set, quire_page_id id);
 
 uint8_t *quire_chunk_map(quire_arena *arena, uint32_t chunk); /* internal: maps a chunk this process has not seen yet */
 void *quire_page_copy_on_write(quire_set *set, quire_page_id id);
+void *quire_page_borrow(quire_set *set, quire_page_id id, size_t offset, size_t count);
+const void *quire_page_read_weak(const quire_view *view, uint64_t entry);
+/* Frees the pages that reading a weak snapshot's view made up so far; pointers to them are gone. */
+void quire_view_forget(const quire_view *view);
 
 static inline uint8_t *quire_frame(const quire_view *view, uint32_t frame) {
     uint32_t chunk = frame >> view->chunk_shift;
@@ -234,23 +247,40 @@ static inline uint64_t quire_page_entry(const quire_view *view, quire_page_id id
         shift -= bits;
         entry = node[(index >> shift) & ((1u << bits) - 1)];
     }
-    return (uint32_t)entry == 0 || (uint32_t)entry >= view->frame_limit ? 0 : entry;
+    return QUIRE_ENTRY_FRAME(entry) == 0 || QUIRE_ENTRY_FRAME(entry) >= view->frame_limit ? 0 : entry;
 }
 
 /* The page for reading, NULL if id is not in use. */
 static inline const void *quire_page_read(const quire_view *view, quire_page_id id) {
     uint64_t entry = quire_page_entry(view, id);
-    return QUIRE_LIKELY(entry != 0) ? quire_frame(view, (uint32_t)entry) : NULL;
+    if (QUIRE_UNLIKELY(view->weak != NULL) && entry != 0) {
+        return quire_page_read_weak(view, entry);
+    }
+    return QUIRE_LIKELY(entry != 0) ? quire_frame(view, QUIRE_ENTRY_FRAME(entry)) : NULL;
+}
+
+/* Whether the epoch being written made the frame of this entry, so that it may be written to. */
+static inline bool quire_entry_is_own(uint64_t entry, uint32_t epoch_writing) {
+    return (uint32_t)(entry >> 32) == epoch_writing && (entry & QUIRE_ENTRY_BORROWED) == 0 && entry != 0;
 }
 
 /* The page for writing: itself if this epoch made it, else its copy. NULL if id is not in use.
  * Needs a reservation (quire_arena_reserve). A pointer got earlier for reading the same page may be stale afterwards. */
 static inline void *quire_page_write(quire_set *set, quire_page_id id) {
     uint64_t entry = quire_page_entry(&set->view, id);
-    if (QUIRE_LIKELY((uint32_t)(entry >> 32) == *set->epoch_writing && entry != 0)) {
-        return quire_frame(&set->view, (uint32_t)entry);
+    if (QUIRE_LIKELY(quire_entry_is_own(entry, *set->epoch_writing))) {
+        return quire_frame(&set->view, QUIRE_ENTRY_FRAME(entry));
     }
     return entry == 0 ? NULL : quire_page_copy_on_write(set, id);
+}
+
+/* The page for writing count bytes at offset, and no others: the same, or without a copy where the arena changes pages in place. */
+static inline void *quire_page_amend(quire_set *set, quire_page_id id, size_t offset, size_t count) {
+    uint64_t entry = quire_page_entry(&set->view, id);
+    if (QUIRE_LIKELY(quire_entry_is_own(entry, *set->epoch_writing))) {
+        return quire_frame(&set->view, QUIRE_ENTRY_FRAME(entry));
+    }
+    return quire_page_borrow(set, id, offset, count);
 }
 
 /* Calls visit for every page of the view whose epoch is newer than since, and with in_use false for every free id in a
@@ -277,6 +307,10 @@ int quire_set_changed(quire_set *set, uint32_t since, quire_page_state *pages, s
 
 /* Pins the last commit. Any thread; no lock. QUIRE_E_FULL if all pins of the arena are taken. */
 int quire_snap_acquire(quire_arena *arena, quire_snap **snap);
+/* The last commit, for the writer: to tell what changed since, and to go back to. On an arena that is not in_place the same as
+ * quire_snap_acquire. Else it keeps no page from being changed in place; its pages are then made up from what was noted, and pointers to them
+ * live until quire_view_forget or the next write. A later firm snapshot (any other) may take the means for that: calls are then QUIRE_E_CLOSED. */
+int quire_snap_acquire_weak(quire_arena *arena, quire_snap **snap);
 /* Pins the state being written as it is now, uncommitted changes included. Only this process sees it. Iterators over live structures use this. */
 int quire_snap_acquire_live(quire_arena *arena, quire_snap **snap);
 /* Pins the last commit of the sets named (all of them if set_count is 0) under a name, to be found again by this process. */

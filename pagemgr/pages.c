@@ -26,10 +26,14 @@
 #define SETS_MAX 60000u
 
 static uint32_t entry_frame(uint64_t entry) {
-    return (uint32_t)entry;
+    return QUIRE_ENTRY_FRAME(entry);
 }
 static uint32_t entry_epoch(uint64_t entry) {
     return (uint32_t)(entry >> 32);
+}
+/* The first epoch that may have seen the frame: that of a borrowed one is not known. */
+static uint32_t entry_birth(uint64_t entry) {
+    return (entry & QUIRE_ENTRY_BORROWED) != 0 ? 1 : entry_epoch(entry);
 }
 static uint64_t make_entry(uint32_t epoch, uint32_t frame) {
     return (uint64_t)epoch << 32 | frame;
@@ -75,13 +79,13 @@ int quire_frames_reserve(quire_arena *arena, uint64_t frame_count) {
 
 /* What a commit may write: every page of the catalog and the nodes above. On top of every reservation, so that whatever could be
  * written can be committed. */
-static uint64_t catalog_frames(const quire_arena *arena) {
+uint64_t quire_catalog_frames(const quire_arena *arena) {
     return 2 * (uint64_t)arena->catalog.view.table[0].page_count + 8;
 }
 
 int quire_arena_reserve(quire_arena *arena, uint64_t page_count) {
     /* A page may drag a new copy of each table node above it, and one more level. */
-    return quire_frames_reserve(arena, page_count * (arena->depth_max + 2) + catalog_frames(arena));
+    return quire_frames_reserve(arena, page_count * (arena->depth_max + 2) + quire_catalog_frames(arena));
 }
 
 /* A frame for something new, made *entry; its bytes, or NULL when nothing is reserved. */
@@ -103,8 +107,11 @@ static uint8_t *frame_new(quire_arena *arena, uint64_t *entry) {
 /* One entry stops naming a frame. node: the frame is a table node that was copied, so its children gain a parent. */
 static int frame_drop(quire_arena *arena, uint64_t entry, bool node_was_copied) {
     uint32_t frame = entry_frame(entry);
+    if ((entry & QUIRE_ENTRY_BORROWED) != 0) {
+        quire_undo_copied(arena, entry);
+    }
     if (arena->extra_refs == NULL || arena->extra_refs[frame] == 0) {
-        return quire_frame_retire(arena, frame, entry_epoch(entry));
+        return quire_frame_retire(arena, frame, entry_birth(entry));
     }
     arena->extra_refs[frame]--;
     if (node_was_copied) {
@@ -120,7 +127,7 @@ static int frame_drop(quire_arena *arena, uint64_t entry, bool node_was_copied) 
 
 /* Makes *entry name a frame of this epoch with the same content; the frame's bytes, or NULL when nothing is reserved. */
 static uint8_t *entry_own(quire_arena *arena, uint64_t *entry, bool is_node) {
-    if (entry_epoch(*entry) == arena->epoch_writing) {
+    if (quire_entry_is_own(*entry, arena->epoch_writing)) {
         return frame_bytes(arena, entry_frame(*entry));
     }
     uint64_t made;
@@ -164,9 +171,13 @@ static uint64_t *entry_place(quire_set *set, quire_table *table, uint32_t index)
     return entry;
 }
 
+uint64_t *quire_page_place(quire_set *set, quire_page_id id) {
+    return entry_place(set, &set->view.table[id >> 31], id & 0x7FFFFFFFu);
+}
+
 void *quire_page_copy_on_write(quire_set *set, quire_page_id id) {
     quire_arena *arena = set->view.arena;
-    uint64_t *entry = entry_place(set, &set->view.table[id >> 31], id & 0x7FFFFFFFu);
+    uint64_t *entry = quire_page_place(set, id);
     return entry == NULL ? NULL : entry_own(arena, entry, false);
 }
 
@@ -315,7 +326,7 @@ int quire_page_install(quire_set *set, quire_page_id id, const void *bytes, uint
     if (entry == NULL) {
         return QUIRE_E_CORRUPT;
     }
-    if (bytes != NULL && entry_frame(*entry) != 0 && entry_epoch(*entry) == arena->epoch_writing) {
+    if (bytes != NULL && entry_frame(*entry) != 0 && quire_entry_is_own(*entry, arena->epoch_writing)) {
         memcpy(frame_bytes(arena, entry_frame(*entry)), bytes, arena->page_bytes);
         return QUIRE_OK;
     }
@@ -513,7 +524,7 @@ int quire_catalog_flush(quire_arena *arena) {
     if (!dirty) {
         return QUIRE_OK;
     }
-    QUIRE_TRY(quire_frames_reserve(arena, catalog_frames(arena)));
+    QUIRE_TRY(quire_frames_reserve(arena, quire_catalog_frames(arena)));
     for (quire_set *set = arena->sets; set != NULL; set = set->next) {
         if (!set->dirty || set->gone) {
             continue;
@@ -931,6 +942,7 @@ static int commit(quire_arena *arena) {
     QUIRE_TRY(publish(arena, &meta));
     arena->epoch_committed = meta.epoch;
     arena->dirty_count = 0;
+    quire_undo_committed(arena);
     quire_retired_sweep(arena);
     quire_arena_trim(arena);
     return QUIRE_OK;
@@ -948,6 +960,7 @@ static int roll_back(quire_arena *arena) {
     quire_meta meta;
     uint64_t current;
     QUIRE_TRY(quire_meta_read(arena, &meta, &current));
+    quire_undo_roll_back(arena, meta.epoch);
     return quire_arena_recover(arena, &meta, false);
 }
 
@@ -1026,11 +1039,17 @@ static int restore(quire_arena *arena, quire_snap *snap) {
                           "epoch %u is the last an arena can have: write it out and load it into a new one",
                           arena->epoch_writing);
     }
+    if (snap->weak && quire_undo_pinned_after(arena, snap)) {
+        return quire_fail(
+            QUIRE_E_BUSY,
+            "the state of a weak snapshot cannot be had again: newer ones are pinned, or it was lost to one");
+    }
     QUIRE_TRY(restored_room(arena));
     quire_meta meta = {
         .epoch = arena->epoch_writing, .frame_limit = arena->frame_limit, .catalog = snap->pin->catalog.table[0]};
     QUIRE_TRY(quire_snap_each(snap, count_set, &meta.set_count));
     QUIRE_TRY(publish(arena, &meta));
+    quire_undo_roll_back(arena, snap->weak ? snap->pin->epoch : arena->epoch_committed);
     restored_add(arena, snap->pin->epoch, meta.epoch);
     sets_disown(arena, snap->pin->epoch);
     return quire_arena_recover(arena, &meta, false);
@@ -1059,7 +1078,7 @@ static int recover_visit(void *context, uint64_t entry, unsigned level) {
     }
     if (quire_frame_take(arena, frame)) {
         if (state->pinned != 0) {
-            int rc = quire_held_add(arena, state->pinned, (quire_retired){frame, entry_epoch(entry), 0});
+            int rc = quire_held_add(arena, state->pinned, (quire_retired){frame, entry_birth(entry), 0});
             return rc != QUIRE_OK ? rc : 1;
         }
         return 1;
@@ -1377,7 +1396,7 @@ static void arena_stats(quire_arena *arena, quire_stats *stats) {
         stats->frames_retired += arena->held[i].list.count;
     }
     stats->frames_free = arena->free_count;
-    stats->frames_dirty = arena->dirty_count;
+    stats->frames_dirty = arena->dirty_count + arena->undo.page_count;
     stats->frames_used = arena->frame_limit - arena->header_frames - arena->free_count - stats->frames_retired -
                          ((uint64_t)arena->absent_count << arena->chunk_shift);
 }

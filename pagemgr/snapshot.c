@@ -294,13 +294,18 @@ static int pin_committed(quire_arena *arena, quire_local_pin **pin) {
         QUIRE_TRY(quire_meta_read(arena, &meta, &current));
         *pin = pin_find(arena, meta.epoch);
         if (*pin != NULL) {
+            if (arena->in_place && (*pin)->firm_users == 0) {
+                (*pin)->catalog.frame_limit = arena->frame_limit;
+            }
             return QUIRE_OK;
         }
         uint32_t slot;
         QUIRE_TRY(pin_claim(arena, &slot));
-        pin_set(arena, slot, meta.epoch, &meta.catalog, meta.frame_limit);
+        /* Settling (undo.c) may have given the commit frames that were made after it. */
+        uint32_t frame_limit = arena->in_place ? arena->frame_limit : meta.frame_limit;
+        pin_set(arena, slot, meta.epoch, &meta.catalog, frame_limit);
         if (__atomic_load_n(&arena->header->current, __ATOMIC_SEQ_CST) == current) {
-            return pin_make(arena, slot, meta.epoch, &meta.catalog, meta.frame_limit, pin);
+            return pin_make(arena, slot, meta.epoch, &meta.catalog, frame_limit, pin);
         }
         pin_clear(arena, slot); /* a commit came between: its frames may be gone already */
     }
@@ -318,6 +323,15 @@ static int pin_live(quire_arena *arena, quire_local_pin **pin) {
     return pin_make(arena, slot, arena->epoch_sealed, catalog, arena->frame_limit, pin);
 }
 
+/* With the mutex held. */
+static void firm_newest_update(quire_arena *arena) {
+    uint32_t newest = 0;
+    for (const quire_local_pin *pin = arena->pins; pin != NULL; pin = pin->next) {
+        newest = pin->firm_users > 0 && pin->epoch > newest ? pin->epoch : newest;
+    }
+    __atomic_store_n(&arena->undo.firm_newest, newest, __ATOMIC_RELEASE);
+}
+
 /* ------------------------------------------------------------------------------------------------ snapshots */
 
 static int arena_usable(const quire_arena *arena) {
@@ -326,17 +340,20 @@ static int arena_usable(const quire_arena *arena) {
                : quire_fail(QUIRE_E_CLOSED, "this arena was opened before a fork: open it again in the child");
 }
 
-static int snap_make(quire_arena *arena, int (*pin)(quire_arena *, quire_local_pin **), quire_snap **snap) {
+static int snap_make(quire_arena *arena, int (*pin)(quire_arena *, quire_local_pin **), bool weak, quire_snap **snap) {
     QUIRE_TRY(arena_usable(arena));
     quire_snap *made = calloc(1, sizeof *made);
     if (made == NULL) {
         return quire_fail(QUIRE_E_NOMEM, "no memory for a snapshot");
     }
     made->arena = arena;
+    made->weak = weak;
     pthread_mutex_lock(&arena->pins_mutex);
     int rc = pin(arena, &made->pin);
     if (rc == QUIRE_OK) {
         made->pin->users++;
+        made->pin->firm_users += !weak;
+        firm_newest_update(arena);
         made->all_next = arena->all;
         made->all_at = &arena->all;
         if (made->all_next != NULL) {
@@ -354,14 +371,36 @@ static int snap_make(quire_arena *arena, int (*pin)(quire_arena *, quire_local_p
     return QUIRE_OK;
 }
 
+static int acquire_settled(quire_arena *arena, quire_snap **snap) {
+    QUIRE_TRY(quire_undo_settle(arena));
+    return snap_make(arena, pin_committed, false, snap);
+}
+
 int quire_snap_acquire(quire_arena *arena, quire_snap **snap) {
-    return snap_make(arena, pin_committed, snap);
+    if (!arena->in_place) {
+        return snap_make(arena, pin_committed, false, snap);
+    }
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, acquire_settled(arena, snap));
+}
+
+int quire_snap_acquire_weak(quire_arena *arena, quire_snap **snap) {
+    if (!arena->in_place) {
+        return quire_snap_acquire(arena, snap);
+    }
+    QUIRE_TRY(quire_arena_enter(arena));
+    return quire_arena_left(arena, snap_make(arena, pin_committed, true, snap));
+}
+
+static int acquire_live(quire_arena *arena, quire_snap **snap) {
+    QUIRE_TRY(quire_undo_settle(arena));
+    QUIRE_TRY(quire_arena_seal(arena));
+    return snap_make(arena, pin_live, false, snap);
 }
 
 int quire_snap_acquire_live(quire_arena *arena, quire_snap **snap) {
     QUIRE_TRY(quire_arena_enter(arena));
-    int rc = quire_arena_seal(arena);
-    return quire_arena_left(arena, rc != QUIRE_OK ? rc : snap_make(arena, pin_live, snap));
+    return quire_arena_left(arena, acquire_live(arena, snap));
 }
 
 static void snap_free(quire_snap *snap) {
@@ -370,6 +409,7 @@ static void snap_free(quire_snap *snap) {
     }
     free(snap->sets);
     free(snap->name);
+    quire_made_up_free(&snap->made_up);
     free(snap);
 }
 
@@ -386,6 +426,7 @@ void quire_snap_release(quire_snap *snap) {
         }
     }
     quire_local_pin *pin = snap->pin;
+    pin->firm_users -= !snap->weak;
     if (--pin->users == 0) {
         quire_local_pin **at = &arena->pins;
         while (*at != pin) {
@@ -395,6 +436,7 @@ void quire_snap_release(quire_snap *snap) {
         pin_clear(arena, pin->slot);
         free(pin);
     }
+    firm_newest_update(arena);
     *snap->all_at = snap->all_next;
     if (snap->all_next != NULL) {
         snap->all_next->all_at = snap->all_at;
@@ -500,6 +542,10 @@ int quire_snap_view(quire_snap *snap, const char *name, uint32_t kind, quire_vie
     }
     quire_view made = snap->pin->catalog;
     memcpy(made.table, entry.table, sizeof made.table);
+    if (snap->weak) {
+        made.weak = snap;
+        made.frame_limit = QUIRE_CHUNKS_MAX << made.chunk_shift; /* settling gives it frames that are made after it */
+    }
     *view = made;
     return QUIRE_OK;
 }

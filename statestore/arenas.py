@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.checkpoint.pages import identity
 from quire.checkpoint.reader import Version
 from quire.pagemgr.errors import BusyError, InvalidError, IOFailedError, QuireError
 from quire.structures import PageManager
@@ -82,11 +83,24 @@ def program() -> str:
 
 @dataclass(frozen=True)
 class Mark:
-    """Which version an arena is of, and at which of its commits. point: as ``Manager.adopt`` takes it."""
+    """Which version an arena is of: which arena, at which of its commits. point: as ``Manager.adopt`` takes it.
+
+    A file of that name may be another arena by now, and its commits may have the same numbers.
+    """
 
     version: Version
+    identity: str
     epoch: int
     point: tuple[int, int] = (0, 0)
+
+    @staticmethod
+    def of(pm: PageManager, version: Version, point: tuple[int, int] = (0, 0)) -> "Mark":
+        """Says that the last commit of an arena is a version."""
+        return Mark(version, identity(pm), pm.epoch, point)
+
+    def fits(self, pm: PageManager) -> bool:
+        """Whether it is of this arena as it is."""
+        return (self.identity, self.epoch) == (identity(pm), pm.epoch)
 
 
 class Arenas:
@@ -122,23 +136,31 @@ class Arenas:
         ``BusyError`` while another task has it. One that was left in the middle of something is removed.
         """
         try:
-            found = json.loads(self._mark_path(partition).read_text())
-            mark = Mark(Version(found["version"], found["id"]), found["epoch"], tuple(found["point"]))
             pm = PageManager(self.path(partition), limit) if self.path(partition).exists() else None
         except BusyError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, QuireError):
+        except QuireError:
             pm = None
         if pm is not None:
-            if pm.epoch == mark.epoch:
+            mark = self._mark(partition)
+            if mark is not None and mark.fits(pm):
                 return pm, mark
             pm.close()
         self.forget(partition)
         return None
 
+    def _mark(self, partition: int) -> Mark | None:
+        try:
+            found = json.loads(self._mark_path(partition).read_text())
+            version = Version(found["version"], found["id"])
+            return Mark(version, found["identity"], found["epoch"], tuple(found["point"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def leave(self, partition: int, mark: Mark) -> None:
         """Says which version the arena is of that was just committed."""
-        found = {"version": mark.version.number, "id": mark.version.id, "epoch": mark.epoch, "point": mark.point}
+        found = {"version": mark.version.number, "id": mark.version.id, "point": mark.point}
+        found |= {"identity": mark.identity, "epoch": mark.epoch}
         path = self._mark_path(partition)
         hidden = path.with_suffix(f".{os.getpid()}.tmp")
         with contextlib.suppress(FileNotFoundError):  # swept meanwhile

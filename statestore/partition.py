@@ -125,19 +125,29 @@ class Partition:
             # Another run of this batch, or one that nobody waits for any more. It keeps the arena; the checkpoint has
             # all there is.
             return self._manager_load(listing, wanted, None)
-        self._shared = True
         if found is not None:
             pm, mark = found
             try:
                 if self._catch_up(store, listing, pm, mark.version, wanted):
                     self._manager.adopt(pm, wanted, listing, mark.point if mark.version == wanted else (0, 0))
                     self.measured.in_memory = True
-                    return pm
+                    return self._marked(pm, wanted)
             except QuireError:
                 pass  # whatever was wrong with the copy, the checkpoint decides
             pm.close()
         self._place.arenas.forget(self._partition)
-        return self._manager_load(listing, wanted, os.fspath(self._place.arenas.path(self._partition)))
+        try:
+            pm = self._manager_load(listing, wanted, os.fspath(self._place.arenas.path(self._partition)))
+        except (BusyError, IOFailedError):
+            # Another run was quicker, or the folder was swept meanwhile.
+            return self._manager_load(listing, wanted, None)
+        return self._marked(pm, wanted)
+
+    def _marked(self, pm: PageManager, version: Version) -> PageManager:
+        """Says at once what the arena is, so that it need not be loaded again should this run fail."""
+        self._shared = True
+        self._place.arenas.leave(self._partition, Mark.of(pm, version, self._manager.point))
+        return pm
 
     def _manager_load(self, listing: Listing, wanted: Version, path: str | None) -> PageManager:
         if self._batch == self._first and wanted not in listing.bases:
@@ -167,10 +177,10 @@ class Partition:
             return True
         if has.number >= wanted.number or self._batch == self._first:
             return False
-        way = list(itertools.islice(store.ancestors(listing, wanted), CATCH_UP_MAX))
-        if has not in way:
+        missed = list(itertools.takewhile(lambda found: found.number > has.number, store.ancestors(listing, wanted)))
+        if len(missed) > CATCH_UP_MAX or listing.deltas[missed[-1]] is None:
             return False
-        for version in reversed(way[: way.index(has)]):
+        for version in reversed(missed):
             file = listing.deltas[version]
             found = store.read(file)
             if found.header.kind != FileKind.DELTA:

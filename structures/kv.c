@@ -99,12 +99,22 @@ int quire_handle_open(quire_arena *arena, const char *name, quire_kind kind, int
     return rc;
 }
 
+/* Whoever keeps a place in a weak snapshot needs its pages as they are for longer than until the next write. */
+static int pin_firmly(quire_snap **snap, quire_view *view) {
+    if (quire_arena_epoch(view->arena) != view->epoch) {
+        return quire_fail(QUIRE_E_CLOSED, "a commit came after the weak snapshot: it can no longer be walked over");
+    }
+    QUIRE_TRY(quire_snap_acquire(view->arena, snap));
+    view->weak = NULL;
+    return QUIRE_OK;
+}
+
 int quire_handle_pin(quire_handle *handle, quire_snap **snap, quire_view *view) {
     quire_set *set = handle->set;
     if (set == NULL) {
         *snap = NULL;
         *view = handle->view;
-        return QUIRE_OK;
+        return view->weak == NULL ? QUIRE_OK : pin_firmly(snap, view);
     }
     quire_snap *pinned = NULL;
     QUIRE_TRY(quire_snap_acquire_live(set->view.arena, &pinned));
@@ -208,6 +218,18 @@ int quire_kv_count(quire_kv *kv, uint64_t *count) {
     return rc;
 }
 
+/* What is found lies in a page that may change as soon as this call is over, or in one that a weak snapshot made up for it. */
+static int keep(const quire_kv *kv, quire_buffer *found) {
+    if (kv->at.set == NULL && kv->at.view.weak == NULL) {
+        return QUIRE_OK;
+    }
+    bool copy = found->copy;
+    found->copy = copy || kv->at.set == NULL;
+    int rc = quire_buffer_keep(found);
+    found->copy = copy;
+    return rc;
+}
+
 int quire_kv_get(quire_kv *kv, const uint8_t *key, size_t key_bytes, quire_buffer *value) {
     const quire_record *record;
     QUIRE_TRY(quire_argument_check("key", &key, key_bytes));
@@ -216,8 +238,8 @@ int quire_kv_get(quire_kv *kv, const uint8_t *key, size_t key_bytes, quire_buffe
     if (rc == QUIRE_OK) {
         rc = quire_record_value(view_of(kv), record, value);
     }
-    if (rc == QUIRE_OK && kv->at.set != NULL) {
-        rc = quire_buffer_keep(value);
+    if (rc == QUIRE_OK) {
+        rc = keep(kv, value);
     }
     quire_handle_leave(&kv->at);
     return rc;
@@ -231,8 +253,8 @@ int quire_kv_get_all(quire_kv *kv, const uint8_t *key, size_t key_bytes, quire_b
     if (rc == QUIRE_OK) {
         rc = quire_record_values(view_of(kv), record, values, value_count);
     }
-    if (rc == QUIRE_OK && kv->at.set != NULL) {
-        rc = quire_buffer_keep(values);
+    if (rc == QUIRE_OK) {
+        rc = keep(kv, values);
     }
     quire_handle_leave(&kv->at);
     return rc;
@@ -1037,6 +1059,9 @@ static int difference_unpaired_record(void *context, const quire_record *record)
 static int difference_page(void *context, quire_page_id id, bool in_use) {
     difference *d = context;
     bool was_in_use = d->older != NULL && quire_page_entry(d->older, id) != 0;
+    if (d->older != NULL) {
+        quire_view_forget(d->older);
+    }
     d->page = id;
     d->stamp_oldest = UINT32_MAX;
     if (!was_in_use) {
@@ -1093,6 +1118,14 @@ int quire_view_comes_from(const quire_view *newer, const quire_view *older) {
     return QUIRE_OK;
 }
 
+static int view_as_it_is(const quire_handle *handle, quire_view *view) {
+    *view = *quire_handle_view(handle);
+    if (handle->set != NULL) {
+        view->epoch = *handle->set->epoch_writing;
+    }
+    return QUIRE_OK;
+}
+
 /* d: what to call. older may be NULL. */
 static int differences(quire_kv *newer, quire_kv *older, difference *d) {
     if (older != NULL &&
@@ -1105,10 +1138,20 @@ static int differences(quire_kv *newer, quire_kv *older, difference *d) {
     }
     quire_snap *snap = NULL;
     quire_view view = {0};
-    QUIRE_TRY(quire_handle_enter(&newer->at));
-    int rc = quire_handle_pin(&newer->at, &snap, &view);
-    quire_handle_leave(&newer->at);
-    QUIRE_TRY(rc);
+    /* A weak snapshot can be read only while nothing is written: then the newer state needs no pin. */
+    quire_arena *stopped = older != NULL && older->at.view.weak != NULL ? older->at.view.arena : NULL;
+    QUIRE_TRY(stopped != NULL ? quire_arena_enter(stopped) : QUIRE_OK);
+    int rc = quire_handle_enter(&newer->at);
+    if (rc == QUIRE_OK) {
+        rc = stopped == NULL ? quire_handle_pin(&newer->at, &snap, &view) : view_as_it_is(&newer->at, &view);
+        quire_handle_leave(&newer->at);
+    }
+    if (rc != QUIRE_OK) {
+        if (stopped != NULL) {
+            quire_arena_leave(stopped);
+        }
+        return rc;
+    }
     if (older != NULL) {
         rc = quire_view_comes_from(&view, &older->at.view);
         d->older = &older->at.view;
@@ -1124,6 +1167,10 @@ static int differences(quire_kv *newer, quire_kv *older, difference *d) {
     free(d->here);
     if (snap != NULL) {
         quire_snap_release(snap);
+    }
+    if (stopped != NULL) {
+        quire_view_forget(&older->at.view);
+        quire_arena_leave(stopped);
     }
     return rc;
 }

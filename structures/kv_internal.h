@@ -114,7 +114,8 @@ static inline const quire_view *quire_handle_view(const quire_handle *handle) {
 }
 static inline int quire_handle_enter(quire_handle *handle) {
     if (handle->set == NULL) {
-        return quire_view_usable(&handle->view);
+        /* What a weak snapshot reads, the writer may change. */
+        return handle->view.weak == NULL ? quire_view_usable(&handle->view) : quire_arena_enter(handle->view.arena);
     }
     QUIRE_TRY(quire_arena_enter(handle->set->view.arena));
     int rc = quire_set_usable(handle->set);
@@ -130,9 +131,13 @@ static inline int quire_handle_enter_write(quire_handle *handle) {
     return quire_handle_enter(handle);
 }
 static inline void quire_handle_leave(quire_handle *handle) {
-    if (handle->set != NULL) {
-        quire_arena_leave(handle->set->view.arena);
+    if (handle->set == NULL && handle->view.weak == NULL) {
+        return;
     }
+    if (handle->set == NULL) {
+        quire_view_forget(&handle->view);
+    }
+    quire_arena_leave(quire_handle_view(handle)->arena);
 }
 
 /* Checks the bytes of an argument; *bytes is never NULL afterwards. */

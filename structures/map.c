@@ -303,18 +303,25 @@ static int map_find(const quire_view *view, quire_set *live, const uint8_t *key,
 
 /* ------------------------------------------------------------------------------------------------ words of a bucket */
 
-/* Puts a word into the first empty place from its home line on; false if the page has none. */
-static bool page_insert(const quire_view *view, uint64_t *words, uint64_t word) {
+/* The first empty place for a word from its home line on; 0 if the page has none. */
+static uint32_t page_room(const quire_view *view, const uint64_t *words, uint64_t word) {
     uint32_t lines = table_words(view) / LINE_WORDS, line = signature_line(view, (uint32_t)(word >> PLACE_BITS));
     for (uint32_t tries = 0; tries < lines; tries++, line = (line + 1) & (lines - 1)) {
         for (uint32_t i = line_first(line); i < (line + 1) * LINE_WORDS; i++) {
             if (words[i] == 0) {
-                words[i] = word;
-                return true;
+                return i;
             }
         }
     }
-    return false;
+    return 0;
+}
+
+static bool page_insert(const quire_view *view, uint64_t *words, uint64_t word) {
+    uint32_t i = page_room(view, words, word);
+    if (i != 0) {
+        words[i] = word;
+    }
+    return i != 0;
 }
 
 static int table_page_make(quire_set *set, int which, quire_page_id *id) {
@@ -327,19 +334,29 @@ static int table_page_make(quire_set *set, int which, quire_page_id *id) {
 static int bucket_insert(quire_set *set, uint32_t bucket, uint64_t word) {
     quire_page_id id = QUIRE_DIRECTORY_PAGE(bucket);
     for (uint32_t tries = 0; tries <= set->view.table[0].page_limit + 1; tries++) {
-        table_page *table = quire_page_write(set, id);
+        const table_page *table = quire_page_read(&set->view, id);
         if (table == NULL) {
             return damaged("a table page is missing", id);
         }
-        if (QUIRE_LIKELY(page_insert(&set->view, (uint64_t *)table, word))) {
+        uint32_t i = page_room(&set->view, (const uint64_t *)table, word);
+        if (QUIRE_LIKELY(i != 0)) {
+            uint64_t *words = quire_page_amend(set, id, (size_t)i * 8, 8);
+            if (words == NULL) {
+                return damaged("a table page is missing", id);
+            }
+            words[i] = word;
             return QUIRE_OK;
         }
-        if (table->chained == QUIRE_NO_PAGE) {
-            quire_page_id chained;
+        quire_page_id chained = table->chained;
+        if (chained == QUIRE_NO_PAGE) {
             QUIRE_TRY(table_page_make(set, 0, &chained));
-            table->chained = chained;
+            table_page *changed = quire_page_write(set, id);
+            if (changed == NULL) {
+                return damaged("a table page is missing", id);
+            }
+            changed->chained = chained;
         }
-        id = table->chained;
+        id = chained;
     }
     return damaged("a chain of table pages has no end", bucket);
 }
@@ -1006,7 +1023,10 @@ static int map_put(quire_set *set, const uint8_t *key, size_t key_bytes, const u
     const quire_record *old = rc == QUIRE_OK ? at.record : NULL;
     if (QUIRE_LIKELY(old != NULL && !append && quire_record_value_part(old) == value_bytes &&
                      quire_record_form(old) == QUIRE_VALUE_INLINE)) {
-        uint8_t *page = quire_page_write(set, at.page); /* the common update: same size, in place */
+        /* The common update: same size, in place. */
+        size_t start = (size_t)at.unit * 8 + offsetof(quire_record, stamp);
+        size_t end = (size_t)at.unit * 8 + quire_record_bytes(old);
+        uint8_t *page = quire_page_amend(set, at.page, start, end - start);
         if (page == NULL) {
             return damaged("a record page is missing", at.page);
         }

@@ -240,6 +240,8 @@ class PageManager(Arena):
     page_size  bytes of a page, a power of two from 1024 to 65536; None: the default, or what the file has.
     read_only  open a file that another process may be writing, for snapshots only.
     wait       how many seconds to wait for another writer to let go of the file; negative: for ever.
+    in_place   in memory only: a change of a few bytes notes what was there instead of copying the page. Takes less
+               memory where changes are spread thinly; a snapshot taken between two commits copies what was changed.
 
     One writer at a time may have a file open. Changes become visible to snapshots and durable with ``commit()``;
     those not committed when the manager is closed, at the end of its ``with`` block too, are dropped.
@@ -261,16 +263,21 @@ class PageManager(Arena):
         *,
         read_only: bool = False,
         wait: float = 0.0,
+        in_place: bool = False,
     ) -> None:
         if path is not None:
             check_path(path)
+            if in_place:
+                raise InvalidError(f"in_place {in_place!r}: pages of a file are always copied; leave it, or path, out")
         check_limit(limit)
         check_page_size(page_size)
         check_wait(wait)
         if read_only not in (True, False):
             raise InvalidError(f"read_only {read_only!r}: give True or False")
+        if in_place not in (True, False):
+            raise InvalidError(f"in_place {in_place!r}: give True or False")
         try:
-            super().__init__(path, limit, page_size, read_only=read_only, wait=wait)
+            super().__init__(path, limit, page_size, read_only=read_only, wait=wait, in_place=in_place)
         except NotFoundError as error:
             raise NotFoundError(f"there is no file {os.fspath(path or '')!r} to open read only") from error
 
@@ -463,6 +470,10 @@ class PageManager(Arena):
         if sets is not None:
             sets = self._with_schemas(sets)
         return Snapshot(self, self._acquire(name, sets), named=name is not None)
+
+    def _weak_snapshot(self) -> Snapshot:
+        """The last commit, only to tell what changed since, and to restore it."""
+        return Snapshot(self, self._acquire(None, None, weak=True), named=False)
 
     def _with_schemas(self, sets: Sequence[str]) -> Sequence[str]:
         """The sets with those that hold their schemas, as of the last commit."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from models import KEYS, PAGE_SIZES, VALUES
+from models import KEYS, PAGE_SIZES, PLACES, VALUES, open_pages
 
 import quire
 
@@ -50,12 +50,11 @@ class Pin:
 class FamiliesMachine(RuleBasedStateMachine):
     """The model is name to (ordered, key to list of values), as content() gives it."""
 
-    @initialize(page_size=PAGE_SIZES, in_file=st.booleans())
-    def start(self, page_size, in_file):
+    @initialize(page_size=PAGE_SIZES, place=PLACES)
+    def start(self, page_size, place):
         self.folder = tempfile.TemporaryDirectory()
         self.page_size = page_size
-        self.path = Path(self.folder.name) / "state.arena" if in_file else None
-        self.pm = quire.PageManager(self.path, page_size=page_size)
+        self.pm, self.path = open_pages(place, self.folder.name, page_size)
         self.model, self.committed = {}, {}
         # A handle on each map, made once, with the epoch it stands for a set from; it must survive what it is said to.
         self.handles, self.committed_handles = {}, {}

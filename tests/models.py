@@ -23,24 +23,32 @@ KEYS = st.one_of(
     st.sampled_from([b"key-%03d" % number for number in range(60)]),
     st.builds(lambda byte, size: bytes([byte]) * size, st.integers(0, 3), st.sampled_from([100, 300, 1500, 9000])),
 )
+# Values of one length are changed in place.
 VALUES = st.one_of(
     st.binary(max_size=20),
+    st.binary(min_size=12, max_size=12),
     st.builds(
         lambda byte, size: bytes([byte]) * size, st.integers(0, 255), st.sampled_from([200, 900, 1100, 5000, 30000])
     ),
 )
 PAGE_SIZES = st.sampled_from([1024, 4096])
+PLACES = st.sampled_from(["memory", "memory, in place", "file"])
+
+
+def open_pages(place, folder, page_size):
+    """A page manager in one of PLACES, and its path or None."""
+    path = Path(folder) / "state.arena" if place == "file" else None
+    return quire.PageManager(path, page_size=page_size, in_place=place == "memory, in place"), path
 
 
 class Machine(RuleBasedStateMachine):
     """What is the same for maps and sequences; a subclass says how to open, read and copy."""
 
-    @initialize(page_size=PAGE_SIZES, in_file=st.booleans())
-    def start(self, page_size, in_file):
+    @initialize(page_size=PAGE_SIZES, place=PLACES)
+    def start(self, page_size, place):
         self.folder = tempfile.TemporaryDirectory()
         self.page_size = page_size
-        self.path = Path(self.folder.name) / "state.arena" if in_file else None
-        self.pm = quire.PageManager(self.path, page_size=page_size)
+        self.pm, self.path = open_pages(place, self.folder.name, page_size)
         self.handle = self.open(self.pm)
         self.model = self.empty()
         self.pm.commit()

@@ -85,12 +85,8 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
       }
     } else if (stateBytes < partsFromBytes) {
       files.writeFile(files.basePath(version), files.header(FileKinds.Base, version, version, pageSize)) { file =>
-        val pieces = new Pieces(piece => IoService.gently(urgent) {
-          check()
-          file.frame(FrameKinds.Image, piece)
-        })
-        Native.imageWrite(snap, pieces)
-        pieces.end()
+        inLine(snap, urgent, check _)(piece => file.frame(FrameKinds.Image, piece))
+        check()
         Ending(keys)
       }
     } else {
@@ -116,16 +112,29 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
       snap: Long, part: BasePart, urgent: Boolean, check: () => Unit): (Long, Written) = {
     var bytes = 0L
     files.writing(new Path(files.folder, part.name)) { out =>
-      val pieces = new Pieces(piece => IoService.gently(urgent) {
-        check()
+      inLine(snap, urgent, check) { piece =>
         Fault.point("part.piece")
         out.write(piece)
         bytes += piece.length
+      }
+    }
+    (bytes, Written(bytes, bytes))
+  }
+
+  /** Has the service's threads write an image piece by piece, to a stream that this one has opened. */
+  private def inLine(snap: Long, urgent: Boolean, check: () => Unit)(write: Array[Byte] => Unit): Unit = {
+    val line = new IoService.Line(urgent)
+    try {
+      val pieces = new Pieces({ piece =>
+        check()
+        line.add(piece.length)(write(piece))
       })
       Native.imageWrite(snap, pieces)
       pieces.end()
+    } finally {
+      line.settle() // before the stream is closed
     }
-    (bytes, Written(bytes, bytes))
+    line.check()
   }
 
   private def writeParts(
@@ -151,7 +160,8 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
       Native.imageWrite(snap, pieces)
       pieces.end()
       open.foreach(_.await())
-      IoService.all(open.toSeq.map(part => () => part.end()))
+      IoService.all(urgent)(open.toSeq.map(part => () => part.end()))
+      check()
       done = true
       (bytes, open.toSeq.map(_.written))
     } finally {
@@ -220,7 +230,7 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
 
   private def readParts(base: Version, named: BaseParts, room: Room): Unit = {
     val count = named.parts.size
-    IoService.all(named.parts.zipWithIndex.map { case (part, n) =>
+    IoService.all(urgent = true)(named.parts.zipWithIndex.map { case (part, n) =>
       () => {
         val path = new Path(files.folder, part.name)
         var piece = n.toLong
@@ -309,7 +319,7 @@ private[spark] object BaseFiles {
     def written: Written = Written(file.bytes, file.rawBytes)
 
     def cancel(): Unit = {
-      try line.await() catch { case _: Throwable => }
+      line.settle()
       out.cancel()
     }
   }

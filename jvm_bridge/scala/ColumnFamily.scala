@@ -203,6 +203,10 @@ private[spark] final class ColumnFamily(
     }
   }
 
+  /** The last rows that were given out in place. */
+  private var lastRow: UnsafeRow = _
+  private var rowBefore: UnsafeRow = _
+
   /** A row over bytes in a page: in place where they cannot change, else a copy. */
   private def plainRow(address: Long, count: Long, fields: Int, bytes: Int): UnsafeRow = {
     val row = new UnsafeRow(fields)
@@ -210,8 +214,18 @@ private[spark] final class ColumnFamily(
       row.pointTo(OffHeap.toHeap(address, bytes), bytes)
     } else {
       row.pointTo(null, address, bytes)
+      rowBefore = lastRow
+      lastRow = row
     }
     row
+  }
+
+  /** Moves the last key and value that were given out off the pages. Older ones nobody looks at. */
+  def moveLastRows(): Unit = Seq(lastRow, rowBefore).foreach { row =>
+    if (row != null && row.getBaseObject == null) {
+      val bytes = row.getSizeInBytes
+      row.pointTo(OffHeap.toHeap(row.getBaseOffset, bytes), bytes)
+    }
   }
 
   private def valueRow(key: Long, keyCount: Int, address: Long, count: Long): UnsafeRow = {

@@ -1,6 +1,6 @@
 package io.quire.spark
 
-import java.util.concurrent.{ConcurrentLinkedQueue, CountDownLatch, Executors, Semaphore, ThreadFactory, TimeUnit}
+import java.util.concurrent.{ConcurrentLinkedQueue, CountDownLatch, Executor, Executors, Semaphore, ThreadFactory, TimeUnit}
 import java.util.concurrent.atomic.{AtomicInteger, AtomicReference}
 import java.util.concurrent.locks.LockSupport
 
@@ -13,7 +13,7 @@ import java.util.concurrent.locks.LockSupport
  */
 private[spark] object IoService {
   private val Threads = 4
-  /** Bytes that may wait to be written, of all bases together. */
+  /** Bytes that may wait to be written, of all bases of a kind together. */
   private val WindowBytes = 64 << 20
   /** A piece is not held back longer than this, however many commits there are. */
   private val GiveWayNanosMax = 200L * 1000000
@@ -31,12 +31,15 @@ private[spark] object IoService {
     }
   }
 
+  private def poolFor(urgent: Boolean): Executor = if (urgent) pool else background
+
   private def lowered(work: Runnable): Runnable = () => {
     Native.lowerPriority()
     work.run()
   }
 
-  private val window = new Semaphore(WindowBytes)
+  /** Nobody who waits is to wait for the background's bytes. */
+  private val windows = Map(true -> new Semaphore(WindowBytes), false -> new Semaphore(WindowBytes))
   private val commits = new AtomicInteger
 
   /** A commit, which bases give way to. */
@@ -54,44 +57,26 @@ private[spark] object IoService {
     work
   }
 
-  /** Writes a base in a thread of low priority unless somebody waits for it; gives what that gives. */
-  def writing[T](urgent: Boolean)(body: => T): T = {
-    if (urgent) {
-      body
-    } else {
-      // A thread of its own: it waits for those of the pool.
-      var result: Either[Throwable, T] = null
-      val thread = new Thread(
-        lowered(() => result = try Right(body) catch { case e: Throwable => Left(e) }), "quire-base")
-      thread.setDaemon(true)
-      thread.start()
-      joined(thread)
-      result.fold(e => throw e, identity)
-    }
-  }
-
-  /** Waits for its end come what may: what it reads is freed afterwards. */
-  private def joined(thread: Thread): Unit = {
-    var interrupted = false
-    while (thread.isAlive) {
-      try thread.join() catch { case _: InterruptedException => interrupted = true }
-    }
-    if (interrupted) Thread.currentThread().interrupt()
-  }
-
   /** Runs some time, when a thread is free; must not wait for other work of these threads, nor fail. */
   def sometime(work: () => Unit): Unit = pool.execute(() => work())
 
-  /** Runs all at once and waits for them; the first failure is thrown when they have ended. */
-  def all(works: Seq[() => Unit]): Unit = {
+  /**
+   * Runs all at once and waits for them; the first failure is thrown when they have ended. An
+   * interrupt waits, too: they use memory that is freed afterwards.
+   */
+  def all(urgent: Boolean)(works: Seq[() => Unit]): Unit = {
     val failure = new AtomicReference[Throwable]
     val left = new CountDownLatch(works.size)
     works.foreach { work =>
-      pool.execute { () =>
+      poolFor(urgent).execute { () =>
         try work() catch { case e: Throwable => failure.compareAndSet(null, e) } finally left.countDown()
       }
     }
-    left.await()
+    var interrupted = false
+    while (left.getCount > 0) {
+      try left.await() catch { case _: InterruptedException => interrupted = true }
+    }
+    if (interrupted) Thread.currentThread().interrupt()
     if (failure.get() != null) throw failure.get()
   }
 
@@ -103,13 +88,14 @@ private[spark] object IoService {
     private val pieces = new ConcurrentLinkedQueue[(Int, () => Unit)]()
     private val waiting = new AtomicInteger
     private val failure = new AtomicReference[Throwable]
+    private val window = windows(urgent)
 
     /** Adds a piece that keeps so many bytes in memory; waits while too many do. */
     def add(bytes: Int)(piece: => Unit): Unit = {
       val counted = math.min(bytes, WindowBytes)
       while (!window.tryAcquire(counted, 100, TimeUnit.MILLISECONDS)) check()
       pieces.add((counted, () => piece))
-      if (waiting.getAndIncrement() == 0) (if (urgent) pool else background).execute(() => run())
+      if (waiting.getAndIncrement() == 0) poolFor(urgent).execute(() => run())
     }
 
     private def run(): Unit = {
@@ -127,9 +113,12 @@ private[spark] object IoService {
 
     def check(): Unit = if (failure.get() != null) throw failure.get()
 
-    /** Waits until everything that was added is done. */
+    /** Waits until everything that was added is done, or has failed. */
+    def settle(): Unit = while (waiting.get() > 0) LockSupport.parkNanos(200000)
+
+    /** The same, and throws what failed. */
     def await(): Unit = {
-      while (waiting.get() > 0) LockSupport.parkNanos(200000)
+      settle()
       check()
     }
   }

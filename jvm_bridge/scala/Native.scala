@@ -30,6 +30,8 @@ private[spark] object Native {
   /** Writes 8 words: see [[ArenaStats]]. */
   @native def arenaStats(arena: Long, words: Long): Unit
   @native def snapAcquire(arena: Long): Long
+  /** Keeps no page from being changed: to tell what changed since, and to restore. */
+  @native def snapAcquireWeak(arena: Long): Long
   @native def snapRelease(snap: Long): Unit
   @native def snapEpoch(snap: Long): Long
 

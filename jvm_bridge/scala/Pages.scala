@@ -35,7 +35,9 @@ private[spark] final class LivePages(arena: Arena) extends Pages {
 
 /**
  * A version kept in memory by a pin on its pages. Shared by those that read it; the pin goes with
- * the last of them. The arena has been acquired for it.
+ * the last of them. The arena has been acquired for it. If the pin is a weak one, the writer may
+ * change the pages: then it is there to tell what changed, to go back to, and for the reader whose
+ * task writes.
  */
 private[spark] final class PinnedVersion(val version: Version, val arena: Arena, val snap: Long) {
   private var users = 1
@@ -55,7 +57,7 @@ private[spark] final class PinnedVersion(val version: Version, val arena: Arena,
 }
 
 /** The pages of a pinned version. */
-private[spark] final class PinnedPages(pinned: PinnedVersion) extends Pages {
+private[spark] final class PinnedPages(val pinned: PinnedVersion) extends Pages {
   override def open(name: String, ordered: Boolean): Long =
     Native.familyOpenSnap(pinned.snap, name, ordered)
 

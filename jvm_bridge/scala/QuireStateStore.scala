@@ -14,7 +14,9 @@ import org.apache.spark.sql.types.StructType
  * One version of a store, to read or to read and write.
  *
  * A reader has a pinned snapshot, so that its rows can be read in place and nothing that a writer
- * does concerns it. A writer works on the live pages; what it gives out is copied.
+ * does concerns it. A writer works on the live pages; what it gives out is copied. A reader whose
+ * task goes on to write changes to a weak pin, so that pages can be changed in place: from then on
+ * it still sees its version, but gives out copies.
  *
  * @param pages    what the store reads from and keeps open
  * @param readOnly whether it only reads
@@ -31,6 +33,7 @@ private[spark] abstract class QuireStore(
   Option(TaskContext.get()).foreach(SparkInternals.checkTask)
 
   @volatile protected var state: State = Updating
+  private var weakened = false
   private val owner = Thread.currentThread()
   @volatile private var shared = false
   private var validated = !provider.validating
@@ -113,6 +116,22 @@ private[spark] abstract class QuireStore(
     defaultFamily = null
   }
 
+  /**
+   * Goes on with a weak pin in place of a firm one, unless there are scans. As with Spark's own
+   * stores, of the rows that were given out the last one stays as it is.
+   */
+  protected def weaken(pin: PinnedVersion => Option[PinnedVersion]): Unit = guarded {
+    pages match {
+      case firm: PinnedPages if (state eq Updating) && !weakened && scans.isEmpty =>
+        pin(firm.pinned).foreach { weak =>
+          families.values.foreach(_.moveLastRows())
+          weakened = true
+          turnTo(new PinnedPages(weak))
+        }
+      case _ =>
+    }
+  }
+
   /** Whether a store that is no longer being updated may still be read. */
   protected def requireReadable(operation: String): Unit = require(operation)
 
@@ -129,7 +148,7 @@ private[spark] abstract class QuireStore(
   private def family(name: String): ColumnFamily = families.getOrElseUpdate(name, {
     val format = provider.format(name)
     new ColumnFamily(
-      format, live = !readOnly, () => pages.open(name, format.ordered), scratch,
+      format, live = !readOnly || weakened, () => pages.open(name, format.ordered), scratch,
       provider.explained,
       scan => scans.add(scan), scan => scans.remove(scan))
   })
@@ -393,6 +412,9 @@ private[spark] final class QuireReadStore(
   import QuireStore._
 
   override protected def finish(): Unit = release()
+
+  /** Its task will write. */
+  private[spark] def makeWay(pin: PinnedVersion => Option[PinnedVersion]): Unit = weaken(pin)
 
   override def release(): Unit = synchronized {
     if (state == Updating) {

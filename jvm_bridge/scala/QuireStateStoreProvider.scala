@@ -60,6 +60,8 @@ class QuireStateStoreProvider
   private val infos = new ConcurrentHashMap[Version, CommitInfo]()
   /** The highest number that a base in the folder has, of this line or another. */
   private var highestBase = 0L
+  /** Those of the line as it is: a step back takes those out that are of versions after it. */
+  private var basesUnderWay = Set.empty[PinnedVersion]
   private var basesWritten = 0L
   private var baseBytes = 0L
   private var writer: AnyRef = _
@@ -228,7 +230,10 @@ class QuireStateStoreProvider
       "Can only upgrade readStore to writeStore with the same version, " +
         s"readStoreVersion: ${readStore.version}, writeStoreVersion: $version")
     assert(storeId == readStore.id, "Can only upgrade readStore to writeStore with the same stateStoreId")
-    // The reader keeps its pin: what it has given out stays valid. It is released with its task.
+    readStore match {
+      case reader: QuireReadStore => reader.makeWay(weakly)
+      case _ =>
+    }
     getStore(version, uniqueId, forceSnapshotOnCommit, loadEmpty = false)
   }
 
@@ -331,6 +336,11 @@ class QuireStateStoreProvider
     }
   }
 
+  /** A weak pin on a version in place of a firm one, if it is the current one. */
+  private def weakly(firm: PinnedVersion): Option[PinnedVersion] = synchronized {
+    if ((firm.arena eq arena) && current == firm.version) Some(pinWeakly(arena, current)) else None
+  }
+
   private def readStore(version: Version): ReadStateStore = {
     synchronized(pinnedInMemory(version)) match {
       case Some(pinned) =>
@@ -345,23 +355,28 @@ class QuireStateStoreProvider
     }
   }
 
-  /** A pin on the version if it is in memory; under the monitor. */
+  /**
+   * A pin on the version if it is in memory; under the monitor. Whoever reads the version before
+   * the current one runs its batch again, and will write: so that is gone back to.
+   */
   private def pinnedInMemory(version: Version): Option[PinnedVersion] = {
     checkOpen()
-    if (arena != null && current.answers(version)) {
+    if (isCurrent(version) ||
+        (writer == null && retained.find(_.version.answers(version)).flatMap(restore).isDefined)) {
       Some(pinCurrent())
     } else {
-      retained.find(_.version.answers(version)).map(_.retain())
+      None
     }
   }
+
+  private def isCurrent(version: Version): Boolean = arena != null && current.answers(version)
 
   /** A reader of a version that was just loaded, whose arena the provider keeps or not. */
   private def pinnedStore(version: Version, adopt: Boolean)(load: => Loaded): QuireReadStore = {
     val loaded = load
     rowsFromFiles = loaded.report.fromFiles
     val pinned = closingOnFailure(() => loaded.arena.condemn()) {
-      loaded.arena.acquire()
-      pinAcquired(loaded.arena, version)
+      pinFirmly(loaded.arena, version)
     }
     synchronized {
       if (adopt && writer == null && !closed) {
@@ -424,7 +439,7 @@ class QuireStateStoreProvider
   /** Makes a version that is in memory the arena's state; under the monitor, by the writer. */
   private def bringFromMemory(version: Version): Option[LoadReport] = {
     checkOpen()
-    if (arena != null && current.answers(version)) {
+    if (isCurrent(version)) {
       Some(LoadReport(fromMemory = true))
     } else {
       retained.find(_.version.answers(version)).flatMap(restore)
@@ -434,16 +449,20 @@ class QuireStateStoreProvider
   /** Goes back to an older version; None if that fails, with nothing left in memory. */
   private def restore(pinned: PinnedVersion): Option[LoadReport] =
     try {
+      // The pages become what they were then, so nobody may have newer ones pinned.
+      val (newer, older) = retained.partition(_.version.number > pinned.version.number)
+      retained.clear()
+      retained ++= older
+      newer.foreach(_.release())
       Native.arenaRestore(arena.handle, pinned.snap)
       if (arena.log != 0) Native.logRestored(arena.log, pinned.version.number)
       current = pinned.version
       line = line.takeWhile(_ != current) :+ current
+      overtake(current)
       basesOfLine = basesOfLine.filter(_.number <= current.number)
       pagePoints = pagePoints.filter(_._1.number <= current.number)
-      val (stale, kept) = retained.partition(_.version.number >= current.number)
-      retained.clear()
-      retained ++= kept
-      stale.foreach(_.release())
+      retained -= pinned
+      pinned.release()
       Some(LoadReport(fromMemory = true))
     } catch {
       case e: QuireNativeException =>
@@ -463,6 +482,7 @@ class QuireStateStoreProvider
     arena = loaded.arena
     current = version
     line = loaded.line
+    overtake(version)
     basesOfLine = loaded.base.toVector
     pagePoints = loaded.pagePoints
     infos.clear()
@@ -484,19 +504,21 @@ class QuireStateStoreProvider
   }
 
   /** A pin on the current version, which whoever gets it releases; under the monitor. */
-  private def pinCurrent(): PinnedVersion = {
-    arena.acquire()
-    closingOnFailure(() => arena.release())(pinAcquired(arena, current))
-  }
+  private def pinCurrent(): PinnedVersion = pinFirmly(arena, current)
 
-  /** The same on the arena of a writer, which keeps it open. */
-  private def pin(mine: Arena, version: Version): PinnedVersion = {
+  private def pinFirmly(mine: Arena, version: Version): PinnedVersion =
+    pinBy(mine, version)(Native.snapAcquire)
+
+  /** A weak pin on the last commit of an arena. */
+  private def pinWeakly(mine: Arena, version: Version): PinnedVersion =
+    pinBy(mine, version)(Native.snapAcquireWeak)
+
+  private def pinBy(mine: Arena, version: Version)(acquire: Long => Long): PinnedVersion = {
     mine.acquire()
-    closingOnFailure(() => mine.release())(pinAcquired(mine, version))
+    closingOnFailure(() => mine.release()) {
+      new PinnedVersion(version, mine, acquire(mine.handle))
+    }
   }
-
-  private def pinAcquired(of: Arena, version: Version): PinnedVersion =
-    new PinnedVersion(version, of, Native.snapAcquire(of.handle))
 
   private def newArena(pageSize: Int): Arena =
     new Arena(Native.arenaOpen(if (pageSize != 0) pageSize else conf.pageSize, budget))
@@ -515,7 +537,7 @@ class QuireStateStoreProvider
 
   private def commitChanges(store: QuireWriteStore, loaded: Version, next: Version): Commit = {
     val mine = store.arena
-    val older = pin(mine, loaded)
+    val older = pinWeakly(mine, loaded)
     var retaining = false
     try {
       val keys = countKeys(mine)
@@ -663,7 +685,7 @@ class QuireStateStoreProvider
     var done = false
     try {
       Native.arenaCommit(mine.handle)
-      val pinned = pin(mine, next)
+      val pinned = pinFirmly(mine, next)
       val written =
         try writeBase(pinned, keys.users, urgent = true) finally pinned.release()
       Fault.point("drop.delta")
@@ -778,9 +800,12 @@ class QuireStateStoreProvider
   /** The pages of what a store has committed, for as long as it reads them. */
   private[spark] def committedPages(store: QuireWriteStore, version: Version): Pages =
     synchronized {
-      val pinned = pinnedInMemory(version).getOrElse(
+      checkOpen()
+      if (!isCurrent(version)) {
         throw StateStoreErrors.stateStoreOperationOutOfOrder(
-          s"Cannot read version $version after it was committed and left memory"))
+          s"Cannot read version $version after it was committed and another came")
+      }
+      val pinned = pinCurrent()
       if (TaskContext.get() == null) readingCommitted += store
       new PinnedPages(pinned)
     }
@@ -815,25 +840,33 @@ class QuireStateStoreProvider
 
   private def writeBase(pinned: PinnedVersion, keys: Long, urgent: Boolean): Written = {
     val stats = pinned.arena.stats()
-    val written = IoService.writing(urgent) {
-      bases.write(
-        pinned.snap, pinned.version, stats.pageBytes.toInt, keys, stats.used * stats.pageBytes,
-        mapped = conf.mode == CheckpointMode.Pages, urgent, isCancelled = () => closed)
-    }
+    val written = bases.write(
+      pinned.snap, pinned.version, stats.pageBytes.toInt, keys, stats.used * stats.pageBytes,
+      mapped = conf.mode == CheckpointMode.Pages, urgent, isCancelled = () => closed)
     Fault.point("base.done")
     written
   }
 
   /** Writes the current version whole, from a pin, beside whatever the writer does. */
   private def writeBase(urgent: Boolean): Unit = {
-    val pinned = synchronized { if (closed || arena == null) None else Some(pinCurrent()) }
+    val pinned = synchronized {
+      val found = if (closed || arena == null) None else Some(pinCurrent())
+      found.foreach(basesUnderWay += _)
+      found
+    }
     pinned.foreach { pinned =>
       try {
         val started = System.nanoTime()
         val pages = new PinnedPages(pinned)
         val keys = countKeys(pages.names, pages.open)
         val written = writeBase(pinned, keys.users, urgent)
-        synchronized {
+        val isOvertaken = synchronized {
+          // Known from now on, so that a commit of this version removes it.
+          highestBase = math.max(highestBase, pinned.version.number)
+          !basesUnderWay(pinned)
+        }
+        if (isOvertaken) files.remove(files.basePath(pinned.version))
+        else synchronized {
           baseIsThere(pinned.version)
           if ((pinned.arena eq arena) && line.contains(pinned.version)) {
             pagePoints += pinned.version -> Native.snapEpoch(pinned.snap)
@@ -848,10 +881,15 @@ class QuireStateStoreProvider
         logInfo(s"Wrote the base of version ${pinned.version} of $storeId: ${written.bytes} " +
           s"bytes in ${(System.nanoTime() - started) / 1000000} ms")
       } finally {
+        synchronized { basesUnderWay -= pinned }
         pinned.release()
       }
     }
   }
+
+  /** What was committed after a version is gone, and with it the bases of it that are being written. */
+  private def overtake(version: Version): Unit =
+    basesUnderWay = basesUnderWay.filter(_.version.number <= version.number)
 
   override protected def cleanUp(): Unit = maintaining("removing old files") {
     val (latest, mine) = synchronized { (current, line) }

@@ -436,7 +436,7 @@ def test_a_damaged_file_on_the_way(folder, run):
     assert err.startswith(f"quire dump: {folder}/state/0/3/7.qdelta: ")
 
 
-@pytest.mark.parametrize("arguments", [["verify"], ["dump", "x", "--limit", "-1"], ["dump", "x", "--operator", "one"]])
+@pytest.mark.parametrize("arguments", [["verify"], ["dump", "x", "--limit", "-1"], ["dump", "x", "--partition", "one"]])
 def test_wrong_use(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)

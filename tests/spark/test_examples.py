@@ -1,0 +1,30 @@
+"""Every example as a user runs it: a real query, whose result it compares with its own reference."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spark import harness
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if "def main" in path.read_text())
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(harness.QUIRE != harness.REAL, reason="QUIRE_TEST_PROVIDER stands in for the JVM's part alone"),
+]
+
+
+def test_there_are_six_of_them():
+    assert len(NAMES) == 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_gives_what_its_reference_says(name, tmp_path):
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "equal" in done.stdout, done.stdout
