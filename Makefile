@@ -9,13 +9,14 @@ CORE   := $(wildcard pagemgr/*.[ch] structures/*.[ch] checkpoint/*.[ch] statesto
 C_TEXT := $(filter-out %.cdef.h,$(CORE)) $(wildcard jvm_bridge/*.[ch] tests/c/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance lint bench clean
+.PHONY: help setup demo test conformance faults lint bench clean
 
 help:
 	@echo "make setup   make the virtual environment $(VENV)/ with Quire and all tools in it"
 	@echo "make demo    run a streaming query on local Spark with Quire as its state store, kill it, and lose nothing"
 	@echo "make test    run all tests, a part of Spark's own among them, then again under sanitizers"
 	@echo "make conformance  run all of Spark's own streaming tests on Quire's provider (takes an hour)"
+	@echo "make faults  kill writers at every step, damage and fuzz files of checkpoints, all cases there are (takes two hours)"
 	@echo "make lint    check format, style and types of the Python and C code"
 	@echo "make bench   run the benchmarks: the quick ones, at most 15 minutes on two cores"
 	@echo "make clean   remove everything that was built (downloads stay in pip's and Maven's caches)"
@@ -49,6 +50,9 @@ test: $(STAMPS)/quire
 
 conformance: $(STAMPS)/quire
 	@$(BIN)/python tests/conformance/run.py
+
+faults: $(STAMPS)/quire
+	@$(BIN)/python tools/run_faults.py $(PARTS)
 
 lint: $(STAMPS)/tools
 	@echo "== Python: style"

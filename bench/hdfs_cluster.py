@@ -107,9 +107,17 @@ class Cluster:
     folder       for the daemons' data and logs (NAME.log); whoever made it removes it.
     data_nodes   how many.
     replication  of new files, unless their writer asks for another.
+    conf         more settings of HDFS's own.
     """
 
-    def __init__(self, folder: Path, data_nodes: int = 3, replication: int = 2, heap: str = "192m") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        data_nodes: int = 3,
+        replication: int = 2,
+        heap: str = "192m",
+        conf: Mapping[str, Any] | None = None,
+    ) -> None:
         spark = jars.installed_spark()
         needed = [str(path) for name in NEEDED for path in sorted(spark.glob(f"{name}-*.jar"))]
         self._class_path = ":".join([str(fetch()), *needed])
@@ -136,6 +144,7 @@ class Cluster:
             # A copy may have been ordered from a DataNode that was killed; the NameNode waits five minutes for it.
             "dfs.namenode.reconstruction.pending.timeout-sec": 3,
             **CLIENT,
+            **(conf or {}),
         }
 
     def uri(self, path: str) -> str:

@@ -4,7 +4,7 @@
     spark.aggregation     a streaming query: count, min and max per key, seconds a batch, memory
     spark.commits         bytes and time of commits that update some of a state of wide rows
     spark.few_changes     a commit of 1,000 changed keys, on a small and on a large state
-    spark.restart         a new provider loads a checkpoint: a full copy and five commits beyond it
+    spark.restart         a new provider loads a checkpoint: a full copy (of cec: its log), and five commits beyond it
     spark.many_stores     empty stores, all open in one JVM
 
 Three peers are there for scale: ``limit`` keeps nothing, so that a query costs Spark's own work and no more;
@@ -14,7 +14,6 @@ checks all results and writes one line of JSON for each number. Checkpoints and 
 the case.
 """
 
-import hashlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -67,19 +66,7 @@ TINY = 10_000  # below it a case is run once to see that it works, not for its t
 
 def bench_jar() -> Path:
     """The compiled Scala sources, kept where Quire's jar is kept; compiled if need be."""
-    spark = jars.installed_spark()
-    version = jars.spark_version(spark)
-    sources = sorted(SOURCES.glob("*.scala"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    path = jars.cache_folder() / f"quire-bench-spark-{version}-{digest[:12]}.jar"
-    with jars.lock(path.parent / "lock"):  # the same as Quire's jar has: whoever holds it clears what is staged
-        if not path.exists():
-            with jars.staging(path.parent) as stage:
-                compiled = stage / path.name
-                compiler = [str(jars.find_java().command), "-Xss8m", "-cp", f"{spark}/*", "scala.tools.nsc.Main"]
-                jars.run([*compiler, *jars.SCALA, "-d", str(compiled), *map(str, sources)], "the Scala compiler")
-                compiled.replace(path)
-    return path
+    return jars.program("quire-bench", sorted(SOURCES.glob("*.scala")))
 
 
 def command(case: Case, work: str, **arguments: object) -> list[str]:
@@ -157,8 +144,9 @@ def few_changes(case: Case) -> Iterator[Measurement]:
 
 def restart(case: Case) -> Iterator[Measurement]:
     """spark.restart; the checkpoint is written by one JVM and loaded by another"""
-    list(jvm(case, "restart_fill"))
-    return jvm(case, "restart_load")
+    changes = 5 if case.variant == COMMITS_TOO else 0
+    list(jvm(case, "restart_fill", changes=changes))
+    return jvm(case, "restart_load", changes=changes)
 
 
 def many_stores(case: Case) -> Iterator[Measurement]:
@@ -179,6 +167,7 @@ def estimate(case: Case) -> float:
     return start + per_million * case.size / 1e6
 
 
+COMMITS_TOO = "full copy and five commits"
 MODES = ("quire", "quire-pages", "quire-cec", "quire-auto")
 DURABLE = ("quire", "hdfs", "rocksdb-changelog")
 
@@ -220,9 +209,9 @@ BENCHMARKS = (
     ),
     Benchmark(
         "spark.restart",
-        "a new provider loads a checkpoint: a full copy and five commits beyond it",
+        "a new provider loads a checkpoint: a full copy, or a log that needs none; and five commits beyond it",
         restart,
-        {"provider": ("quire-pages", "quire-cec", *DURABLE)},
+        dict.fromkeys(("full copy", COMMITS_TOO), ("quire-pages", "quire-cec", *DURABLE)),
         (1_000_000,),
         (1_000_000, 5_000_000),
         size_unit="keys",

@@ -8,7 +8,6 @@ on. What is written for a commit is up to a ``Mode``; what a file needs to be re
 import hashlib
 import itertools
 import logging
-import math
 import os
 import re
 import threading
@@ -49,6 +48,8 @@ from quire.pagemgr.errors import (
 from quire.structures import PageManager, Snapshot
 
 ROW_CHECKSUMS = 1
+# As the core has it (cec.c).
+EXTENT_TARGET_MAX = 1e9
 # What writers that were killed leave: the hidden names of storage.py and of Spark.
 LEFTOVER = re.compile(
     r"\.(\d{1,18})(?:_[^.]+)?\.(?:[0-9a-f]{1,32}\.(?:\d{1,6}\.)?)?(qdelta|qbase|qpart|qimage)\..*tmp(?:\.crc)?"
@@ -758,8 +759,11 @@ def _whole(name: str, value: Any, least: int) -> int:
 
 
 def _more_than_one(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 < value < math.inf:
-        raise InvalidError(f"{name} {value!r}: give a number greater than 1")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 < value <= EXTENT_TARGET_MAX:
+        raise InvalidError(
+            f"{name} {value!r}: give a number greater than 1, {EXTENT_TARGET_MAX:g} at most: a log that is no longer "
+            "than there are live keys cannot be held, each must be in it once"
+        )
     return float(value)
 
 

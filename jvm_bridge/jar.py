@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -270,6 +270,27 @@ def compile_scala(java: Java, folder: Path, spark: str, classes: Path) -> None:
     # A deep stack, since the compiler recurses over expressions.
     command = [str(java.command), "-Xss8m", "-cp", f"{folder.resolve()}/*", "scala.tools.nsc.Main", *SCALA]
     run([*command, "-d", str(classes), *map(str, scala_sources(spark))], "the Scala compiler")
+
+
+def program(name: str, sources: Sequence[Path], *libraries: Path) -> Path:
+    """A jar of Scala sources for the installed Spark, kept where Quire's own is; compiled if need be.
+
+    What it is compiled with besides, such as Quire's own jar, must have another name whenever it is another.
+    """
+    spark = installed_spark()
+    sha = hashlib.sha256(repr([library.name for library in libraries]).encode())
+    for source in sources:
+        sha.update(source.read_bytes())
+    path = cache_folder() / f"{name}-spark-{spark_version(spark)}-{sha.hexdigest()[:12]}.jar"
+    with lock(path.parent / "lock"):  # the same as Quire's jar has: whoever holds it clears what is staged
+        if not path.exists():
+            with staging(path.parent) as stage:
+                compiled = stage / path.name
+                class_path = ":".join([*map(str, libraries), f"{spark}/*"])
+                command = [str(find_java().command), "-Xss8m", "-cp", class_path, "scala.tools.nsc.Main", *SCALA]
+                run([*command, "-d", str(compiled), *map(str, sources)], "the Scala compiler")
+                compiled.replace(path)
+    return path
 
 
 def run(command: list[str], name: str) -> str:

@@ -81,6 +81,11 @@ NATIVE(void, lowerPriority)(JNIEnv *env, jobject self) {
 
 /* ------------------------------------------------------------------------------------------------ arenas and snapshots */
 
+NATIVE(jobject, buffer)(JNIEnv *env, jobject self, jlong address, jlong count) {
+    (void)self;
+    return (*env)->NewDirectByteBuffer(env, HANDLE(void, address), count);
+}
+
 NATIVE(jlong, budgetCreate)(JNIEnv *env, jobject self, jlong bytes_max) {
     (void)self;
     quire_budget *budget = NULL;
@@ -459,6 +464,11 @@ NATIVE(jlong, imageRoom)(JNIEnv *env, jobject self, jlong image) {
     (void)env;
     (void)self;
     return as_handle(quire_image_room(HANDLE(quire_image, image)));
+}
+
+NATIVE(void, imageFilled)(JNIEnv *env, jobject self, jlong image, jlong start, jlong count) {
+    (void)self;
+    failed(env, quire_image_filled(HANDLE(quire_image, image), (uint64_t)start, (uint64_t)count));
 }
 
 NATIVE(jlong, imageEnd)(JNIEnv *env, jobject self, jlong image) {

@@ -328,9 +328,11 @@ typedef struct image {
     uint8_t *bytes;
     size_t count;
     uint8_t **chunks;
+    const uint64_t *known; /* checksums of blocks that were computed before, each with KNOWN; NULL: of none */
     quire_meta meta;
     quire_view view;
 } image;
+#define KNOWN ((uint64_t)1 << 32)
 
 static int footer_verify(const image_footer *footer, uint64_t file_bytes, const char *path) {
     if (memcmp(footer->magic, IMAGE_MAGIC, 8) != 0) {
@@ -355,14 +357,15 @@ static int checksums_verify(const image_footer *footer, const void *checksums, c
                : quire_fail(QUIRE_E_CORRUPT, "%s: the table of checksums is damaged", path);
 }
 
-/* Verifies count bytes of a body, from start, which is where a block begins, to its end or where another begins. */
+/* Verifies count bytes of a body, from start, which is where a block begins, to its end or where another begins. known: of image. */
 static int blocks_verify(const uint8_t *bytes, uint64_t start, uint64_t count, const uint8_t *checksums,
-                         const char *path) {
+                         const uint64_t *known, const char *path) {
     for (uint64_t at = 0; at < count; at += BLOCK_BYTES) {
         size_t block_bytes = count - at < BLOCK_BYTES ? (size_t)(count - at) : BLOCK_BYTES;
         uint32_t expected;
         memcpy(&expected, checksums + (start + at) / BLOCK_BYTES * 4, 4);
-        if (quire_crc32c(0, bytes + at, block_bytes) != expected) {
+        uint64_t before = known == NULL || block_bytes < BLOCK_BYTES ? 0 : known[(start + at) / BLOCK_BYTES];
+        if ((before & KNOWN ? (uint32_t)before : quire_crc32c(0, bytes + at, block_bytes)) != expected) {
             return quire_fail(QUIRE_E_CORRUPT, "%s: bytes %" PRIu64 " to %" PRIu64 " fail their checksum", path,
                               start + at, start + at + block_bytes);
         }
@@ -396,7 +399,7 @@ static int image_verify(image *from, uint32_t page_bytes) {
     QUIRE_TRY(footer_verify(&footer, from->count, from->path));
     const uint8_t *checksums = from->bytes + footer.body_bytes;
     QUIRE_TRY(checksums_verify(&footer, checksums, from->path));
-    QUIRE_TRY(blocks_verify(from->bytes, 0, footer.body_bytes, checksums, from->path));
+    QUIRE_TRY(blocks_verify(from->bytes, 0, footer.body_bytes, checksums, from->known, from->path));
     return header_verify((const quire_header *)from->bytes, footer.body_bytes, page_bytes, from->path, &from->meta);
 }
 
@@ -561,6 +564,7 @@ struct quire_image {
     quire_arena *arena;
     uint8_t *bytes;
     uint64_t count;
+    uint64_t *known;     /* of each whole block, see image */
     uint32_t page_bytes; /* that it must have; 0: any */
     char *name;
 };
@@ -572,6 +576,7 @@ void quire_image_cancel(quire_image **image) {
         if (ended->arena != NULL) {
             quire_arena_free(ended->arena);
         }
+        free(ended->known);
         free(ended->name);
         free(ended);
     }
@@ -585,8 +590,9 @@ int quire_image_begin(const quire_arena_options *options, uint64_t image_bytes, 
         return too_short(name, image_bytes);
     }
     quire_image *begun = calloc(1, sizeof *begun);
-    if (begun == NULL || (begun->name = strdup(name)) == NULL) {
-        free(begun);
+    if (begun == NULL || (begun->name = strdup(name)) == NULL ||
+        (begun->known = calloc(image_bytes / BLOCK_BYTES + 1, sizeof *begun->known)) == NULL) {
+        quire_image_cancel(&begun);
         return quire_fail(QUIRE_E_NOMEM, "no memory to load %s", name);
     }
     begun->count = image_bytes;
@@ -607,9 +613,22 @@ uint8_t *quire_image_room(quire_image *image) {
     return image->bytes;
 }
 
+int quire_image_filled(quire_image *image, uint64_t start, uint64_t count) {
+    if (start > image->count || count > image->count - start) {
+        return quire_fail(QUIRE_E_INVALID, "bytes %" PRIu64 " to %" PRIu64 " of an image of %" PRIu64 " bytes", start,
+                          start + count, image->count);
+    }
+    /* What is not a whole block of the stretch is left to the end, and so is the body's last, if it is shorter. */
+    uint64_t end = (start + count) / BLOCK_BYTES;
+    for (uint64_t block = block_count(start); block < end; block++) {
+        image->known[block] = KNOWN | quire_crc32c(0, image->bytes + block * BLOCK_BYTES, BLOCK_BYTES);
+    }
+    return QUIRE_OK;
+}
+
 int quire_image_end(quire_image **image, quire_arena **arena) {
     quire_image *ended = *image;
-    struct image from = {.path = ended->name, .bytes = ended->bytes, .count = ended->count};
+    struct image from = {.path = ended->name, .bytes = ended->bytes, .count = ended->count, .known = ended->known};
     int rc = image_verify(&from, ended->page_bytes);
     if (rc == QUIRE_OK) {
         rc = quire_arena_take(ended->arena, ((const quire_header *)ended->bytes)->page_bytes, &from.meta);
@@ -642,7 +661,7 @@ static int bytes_read(const quire_mapped *mapped, void *to, uint64_t count, uint
 static int chunk_verify(const quire_mapped *mapped, uint32_t chunk, const uint8_t *bytes) {
     uint64_t start = (uint64_t)chunk * QUIRE_CHUNK_BYTES, left = mapped->body_bytes - start;
     return blocks_verify(bytes, start, left < QUIRE_CHUNK_BYTES ? left : QUIRE_CHUNK_BYTES,
-                         (const uint8_t *)mapped->checksums, mapped->path);
+                         (const uint8_t *)mapped->checksums, NULL, mapped->path);
 }
 
 int quire_mapped_chunk(quire_mapped *mapped, uint32_t chunk, uint8_t *base) {

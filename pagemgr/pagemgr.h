@@ -349,6 +349,9 @@ int quire_arena_load(quire_arena *arena, const void *bytes, size_t count, const 
 typedef struct quire_image quire_image;
 int quire_image_begin(const quire_arena_options *options, uint64_t image_bytes, const char *name, quire_image **image);
 uint8_t *quire_image_room(quire_image *image); /* image_bytes of it */
+/* Says that count bytes from start on are as they will be. Their checksums are computed here, while they are in the caller's cache, and
+ * need not be at the end; stretches that are told of by several threads must not overlap. */
+int quire_image_filled(quire_image *image, uint64_t start, uint64_t count);
 /* Verifies every block and makes the arena. *image is NULL afterwards, also after an error. */
 int quire_image_end(quire_image **image, quire_arena **arena);
 void quire_image_cancel(quire_image **image);

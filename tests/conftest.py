@@ -6,6 +6,7 @@ QUIRE_TEST_EXPECT   a folder that quire must be imported from, so that the sanit
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -36,6 +37,15 @@ def pytest_sessionstart() -> None:
 def seed():
     """Shows the seed with every failure."""
     print(f"QUIRE_TEST_SEED={SEED}")
+
+
+@pytest.fixture(scope="session")
+def tally(record_testsuite_property):
+    """How many cases of each kind there were, for tools/run_faults.py: what is counted goes into pytest's report."""
+    counted = Counter()
+    yield counted
+    for name, count in sorted(counted.items()):
+        record_testsuite_property(name, count)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 from models import KEYS, VALUES
 
 import quire
+from quire._native import ffi, lib
 from quire.checkpoint import StoreId, Version, codecs, container, delta, reader
 from quire.checkpoint.container import FileHeader, FileKind, Frame, FrameKind
 
@@ -138,6 +139,13 @@ def loaded(store, *arguments, **options):
     with store.load(*arguments, **options) as state:
         state.check()
         return content(state)
+
+
+def crc32c(data):
+    """The checksum as four bytes of a file."""
+    head = ffi.new("uint8_t[]", lib.QUIRE_FRAME_HEADER_BYTES)
+    assert lib.quire_frame_encode(1, 1, ffi.from_buffer("uint8_t[]", bytes(data)), len(data), head) == 0
+    return bytes(head[16:20])
 
 
 def frame_ends(data):

@@ -33,6 +33,7 @@ class Ring:
         self.name = name
         self.passed = self.failed = self.skipped = 0
         self.notes: list[str] = []
+        self.cases: dict[str, int] = {}
         self.started = time.monotonic()
         self.seconds = 0.0
         print(f"\n== {name}", flush=True)
@@ -49,7 +50,7 @@ class Ring:
 
 
 def run_pytest(ring: Ring, arguments: list[str], environment: dict[str, str]) -> None:
-    """Runs pytest with its own progress on the screen and adds its counts to the ring."""
+    """Runs pytest with its own progress on the screen and adds its counts, and the tests' own, to the ring."""
     BUILD.mkdir(exist_ok=True)
     report = BUILD / "pytest.xml"
     report.unlink(missing_ok=True)
@@ -64,6 +65,9 @@ def run_pytest(ring: Ring, arguments: list[str], environment: dict[str, str]) ->
         ring.passed += tests - failed - skipped
         ring.failed += failed
         ring.skipped += skipped
+        for counted in suite.iterfind("properties/property"):
+            name = counted.get("name", "")
+            ring.cases[name] = ring.cases.get(name, 0) + int(counted.get("value", 0))
     if code != 0 and ring.failed == 0:
         ring.fail(f"pytest ended with exit code {code}")
 
@@ -106,13 +110,12 @@ def ring_conformance() -> Ring:
     return ring
 
 
-def ring_sanitized() -> Ring:
-    """The tests on a core that watches every access to memory."""
-    ring = Ring("Tests under the address and undefined-behaviour sanitizers")
+def sanitized(ring: Ring) -> dict[str, str] | None:
+    """Compiles a core that watches every access to memory; the environment to use it in, leaks to build/asan/leaks."""
     asan = runtime_library("libasan.so")
     if asan is None:
         ring.fail("the compiler has no libasan: install gcc (Debian, Ubuntu) or libasan and libubsan (Fedora)")
-        return ring
+        return None
     folder = BUILD / "asan"
     print("Compiling the core with the sanitizers into build/asan", flush=True)
     places = ["--build-base", str(folder), "--build-lib", str(folder / "lib")]
@@ -120,11 +123,11 @@ def ring_sanitized() -> Ring:
     command = [sys.executable, "setup.py", "--quiet", "build", *places]
     if subprocess.run(command, cwd=ROOT, env=flags, check=False).returncode:
         ring.fail("the core does not compile with the sanitizers")
-        return ring
+        return None
     leaks = folder / "leaks"
     shutil.rmtree(leaks, ignore_errors=True)
     leaks.mkdir()
-    environment = {
+    return {
         "PYTHONPATH": str(folder / "lib"),
         "LD_PRELOAD": asan,
         "PYTHONMALLOC": "malloc",
@@ -134,9 +137,17 @@ def ring_sanitized() -> Ring:
         "QUIRE_TEST_PROFILE": "quick",
         "QUIRE_TEST_EXPECT": str(folder / "lib"),
     }
+
+
+def ring_sanitized() -> Ring:
+    """The tests on a core that watches every access to memory."""
+    ring = Ring("Tests under the address and undefined-behaviour sanitizers")
+    environment = sanitized(ring)
+    if environment is None:
+        return ring
     not_here = [f"--ignore={path}" for path in ON_SPARK]
     run_pytest(ring, ["-m", "not slow", "-p", "no:cacheprovider", *not_here], environment)
-    for leak in our_leaks(leaks):
+    for leak in our_leaks(BUILD / "asan" / "leaks"):
         ring.fail(f"leak: {leak}")
     return ring
 

@@ -1,6 +1,9 @@
 package io.quire.bench
 
+import java.util.concurrent.ConcurrentLinkedQueue
+
 import scala.collection.mutable.ArrayBuffer
+import scala.jdk.CollectionConverters._
 import scala.util.Random
 
 import io.quire.bench.Main.{check, emit, hadoopConf, median, provider, seconds, stateFolder}
@@ -17,8 +20,9 @@ object Stores {
   private val valueSchema =
     new StructType().add("a", LongType).add("b", LongType).add("c", LongType)
   private val fillRows = 1000000
-  private val deltas = 5
-  private val loads = 3
+  private val loads = 5
+  /** As many threads as Quire loads a base with. */
+  private val readers = 4
 
   private def open(options: Arguments, partition: Int = 0): StateStoreProvider =
     provider(options, keySchema, valueSchema, partition)
@@ -42,11 +46,9 @@ object Stores {
       numbers
     }
 
-    /** All keys, so many a version, then if asked some versions that change 2 % each. */
-    def history(changesToo: Boolean): Iterator[Iterable[Int]] = {
-      val all = (0 until keys).grouped(fillRows)
-      all ++ (if (changesToo) (0 until deltas).iterator.map(_ until keys by 50) else Nil)
-    }
+    /** All keys, so many a version, then versions that change 2 % each. */
+    def history(changes: Int): Iterator[Iterable[Int]] =
+      (0 until keys).grouped(fillRows) ++ (0 until changes).iterator.map(_ until keys by 50)
 
     def verify(store: StateStore): Unit = {
       var count = 0
@@ -76,11 +78,12 @@ object Stores {
       }
     }
 
-    /** All keys, with a full copy of them in the checkpoint; then changes, if asked. */
-    def fill(changesToo: Boolean): Unit = {
+    /** All keys, with a full copy of them in the checkpoint unless the store needs none; then changes. */
+    def fill(changes: Int): Unit = {
       val versions = (keys + fillRows - 1) / fillRows
-      model.history(changesToo).foreach { numbers =>
-        put(numbers, snapshot = model.version == versions - 1)
+      val isLog = options.spark.get("spark.sql.streaming.stateStore.quire.checkpointMode").contains("cec")
+      model.history(changes).foreach { numbers =>
+        put(numbers, snapshot = model.version == versions - 1 && !isLog)
         if (model.version == versions) stores.doMaintenance()
       }
     }
@@ -100,7 +103,7 @@ object Stores {
     val states = Seq(options.int("small"), size).zipWithIndex.map { case (keys, i) =>
       new Bench(options, keys, i)
     }
-    states.foreach(_.fill(changesToo = false))
+    states.foreach(_.fill(changes = 0))
     val times = states.map(_ => ArrayBuffer[Double]())
     val end = System.nanoTime() + (options.text("seconds").toDouble * 1e9).toLong
     def batches = times.head.size
@@ -121,14 +124,14 @@ object Stores {
   /** The checkpoint that `restartLoad` reads in another process. */
   def restartFill(options: Arguments): Unit = {
     val state = new Bench(options, options.int("size"))
-    state.fill(changesToo = true)
+    state.fill(options.int("changes"))
     state.close()
   }
 
   /** New providers load the last version, the first of them in a JVM that has loaded none yet. */
   def restartLoad(options: Arguments): Unit = {
     val model = new Model(options.int("size"))
-    model.history(changesToo = true).foreach(model.change)
+    model.history(options.int("changes")).foreach(model.change)
     val times = (0 until loads).map { load =>
       var stores: StateStoreProvider = null
       var store: StateStore = null
@@ -145,30 +148,36 @@ object Stores {
     val call = "createAndInit, getStore, one get"
     emit("first load of a JVM", times.head, "s", model.keys, call)
     emit("later loads", median(times.tail), "s", model.keys, call)
-    if (options.text("folder").contains("://")) { // elsewhere there is nothing but the page cache to read from
-      val files = filesOfLastVersion(options)
-      val reads = (0 until loads).map(_ => seconds(files.foreach(read)))
-      emit("plain read", median(reads), "s", model.keys, "the bytes of the base and of what follows it, one by one")
-      emit("bytes read", files.map(_.getLen).sum / 1e6, "MB", model.keys, "base and commits")
+    val files = filesOfLastVersion(options)
+    if (files.nonEmpty) {
+      val reads = (0 until loads).map(_ => seconds(readAll(files)))
+      emit("plain read", median(reads.tail), "s", model.keys, s"the same files by the same client, $readers threads")
+      emit("bytes read", files.map(_.getLen).sum / 1e6, "MB", model.keys, "what the load reads")
     }
   }
 
-  /** Quire's newest base and the commits after it; none of other providers. */
+  /** Quire's files that the last version is loaded from; none of other providers. */
   private def filesOfLastVersion(options: Arguments): Seq[FileStatus] = {
     val folder = new Path(stateFolder(options), "0/0")
     val files = folder.getFileSystem(hadoopConf).listStatus(folder).toSeq
     def version(file: FileStatus): Long = file.getPath.getName.takeWhile(_.isDigit).toLong
     val ours = files.filter(_.getPath.getName.matches("\\d+.*\\.q[a-z]+"))
-    val bases = ours.filter(_.getPath.getName.endsWith(".qbase")).map(version)
-    if (bases.isEmpty) Nil
-    else ours.filter(file => version(file) > bases.max ||
-      version(file) == bases.max && !file.getPath.getName.endsWith(".qdelta"))
+    val base = ours.filter(_.getPath.getName.endsWith(".qbase")).map(version).maxOption
+    ours.filter(file => base.forall(base => version(file) > base ||
+      version(file) == base && !file.getPath.getName.endsWith(".qdelta")))
   }
 
-  private def read(file: FileStatus): Unit = {
-    val buffer = new Array[Byte](1 << 20)
-    val in = file.getPath.getFileSystem(hadoopConf).open(file.getPath)
-    try while (in.read(buffer) >= 0) {} finally in.close()
+  private def readAll(files: Seq[FileStatus]): Unit = {
+    val left = new ConcurrentLinkedQueue(files.asJava)
+    val threads = (0 until readers).map(_ => new Thread(() => {
+      val buffer = new Array[Byte](1 << 20)
+      Iterator.continually(left.poll()).takeWhile(_ != null).foreach { file =>
+        val in = file.getPath.getFileSystem(hadoopConf).open(file.getPath)
+        try while (in.read(buffer) >= 0) {} finally in.close()
+      }
+    }))
+    threads.foreach(_.start())
+    threads.foreach(_.join())
   }
 
   /** Many stores with nothing in them, all open at once. */

@@ -75,14 +75,15 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
       urgent: Boolean,
       isCancelled: () => Boolean): Written = {
     def check(): Unit = if (isCancelled()) throw new IOException("the store was unloaded meanwhile")
+    Fault.point("base.start")
     val token = UUID.randomUUID().toString.substring(0, 8)
     if (mapped && files.local(files.folder).isDefined) {
       val part = BasePart(s"${version.name}.$token.$ImageSuffix", 0)
       writeImage(snap, part, urgent, check _) match {
         case (bytes, written) =>
-          withParts(version, pageSize, keys, BaseParts(bytes, PieceBytes, Seq(part.copy(bytes = bytes))), written)
+          withParts(version, pageSize, keys, BaseParts(bytes, pieceBytes, Seq(part.copy(bytes = bytes))), written)
       }
-    } else if (stateBytes < PartsFromBytes) {
+    } else if (stateBytes < partsFromBytes) {
       files.writeFile(files.basePath(version), files.header(FileKinds.Base, version, version, pageSize)) { file =>
         inLine(snap, urgent, check _)(piece => file.frame(FrameKinds.Image, piece))
         check()
@@ -92,24 +93,27 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
       val names = (0 until PartCount).map(n => s"${version.name}.$token.$n.$PartSuffix")
       val (imageBytes, written) = writeParts(snap, version, pageSize, names, urgent, check _)
       withParts(version, pageSize, keys,
-        BaseParts(imageBytes, PieceBytes, names.zip(written).map { case (name, w) => BasePart(name, w.bytes) }),
+        BaseParts(imageBytes, pieceBytes, names.zip(written).map { case (name, w) => BasePart(name, w.bytes) }),
         written.reduce(_ + _))
     }
   }
 
   private def withParts(
-      version: Version, pageSize: Int, keys: Long, parts: BaseParts, written: Written): Written =
+      version: Version, pageSize: Int, keys: Long, parts: BaseParts, written: Written): Written = {
+    Fault.point("base.parts")
     written + files.writeFile(
       files.basePath(version), files.header(FileKinds.Base, version, version, pageSize)) { file =>
       file.frame(FrameKinds.Parts, parts.encode())
       Ending(keys)
     }
+  }
 
   private def writeImage(
       snap: Long, part: BasePart, urgent: Boolean, check: () => Unit): (Long, Written) = {
     var bytes = 0L
     files.writing(new Path(files.folder, part.name)) { out =>
       inLine(snap, urgent, check) { piece =>
+        Fault.point("part.piece")
         out.write(piece)
         bytes += piece.length
       }
@@ -172,21 +176,21 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
     try {
       var count = 0L
       var parts: Option[BaseParts] = None
-      files.read(path, Set(FrameKinds.Image, FrameKinds.Parts)) { (kind, frame) =>
-        if (kind == FrameKinds.Parts) {
-          parts = Some(BaseParts.decode(frame))
+      files.readTo(path, Set(FrameKinds.Image, FrameKinds.Parts)) {
+        (_, bytes) => inline.reserve(count + bytes) + count
+      } { frame =>
+        if (frame.kind == FrameKinds.Parts) {
+          parts = Some(BaseParts.decode(OffHeap.toHeap(frame.address, frame.bytes)))
         } else {
-          val to = inline.reserve(count + frame.length) + count
-          Platform.copyMemory(frame, Platform.BYTE_ARRAY_OFFSET, null, to, frame.length)
-          count += frame.length
+          count += frame.bytes
         }
       }
       parts match {
-        case None => image(budget, path, count) { room =>
-          Platform.copyMemory(null, inline.address, null, room, count)
+        case None => image(budget, path, count) { to =>
+          Platform.copyMemory(null, inline.address, null, to.address, count)
         }
         case Some(named) if named.isMapped => mapped(budget, new Path(files.folder, named.parts.head.name))
-        case Some(named) => image(budget, path, named.imageBytes) { room => readParts(base, named, room) }
+        case Some(named) => image(budget, path, named.imageBytes)(readParts(base, named, _))
       }
     } finally {
       inline.close()
@@ -198,16 +202,16 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
     case None =>
       // Written on a local disk and copied to another: read it like any other.
       val image = files.readWhole(path)
-      this.image(budget, path, image.length) { room =>
-        Platform.copyMemory(image, Platform.BYTE_ARRAY_OFFSET, null, room, image.length)
+      this.image(budget, path, image.length) { to =>
+        Platform.copyMemory(image, Platform.BYTE_ARRAY_OFFSET, null, to.address, image.length)
       }
   }
 
-  private def image(budget: Long, path: Path, bytes: Long)(fill: Long => Unit): Arena = corrupt(path) {
+  private def image(budget: Long, path: Path, bytes: Long)(fill: Room => Unit): Arena = corrupt(path) {
     val begun = Native.imageBegin(budget, bytes, path.toString)
     var filled = false
     try {
-      fill(Native.imageRoom(begun))
+      fill(Room(begun, Native.imageRoom(begun)))
       filled = true
     } finally {
       if (!filled) Native.imageCancel(begun)
@@ -224,24 +228,24 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
         throw new QuireCheckpointException(s"$path cannot be read: ${e.getMessage}", e)
     }
 
-  private def readParts(base: Version, named: BaseParts, room: Long): Unit = {
+  private def readParts(base: Version, named: BaseParts, room: Room): Unit = {
     val count = named.parts.size
     IoService.all(urgent = true)(named.parts.zipWithIndex.map { case (part, n) =>
       () => {
         val path = new Path(files.folder, part.name)
         var piece = n.toLong
-        def take(frame: Array[Byte]): Unit = {
+        def place(bytes: Int): Long = {
           val at = piece * named.pieceBytes
           val wanted = math.max(math.min(named.pieceBytes.toLong, named.imageBytes - at), 0L)
-          if (frame.length != wanted) {
-            throw new IOException(s"piece $piece has ${frame.length} bytes, not $wanted")
-          }
-          Platform.copyMemory(frame, Platform.BYTE_ARRAY_OFFSET, null, room + at, frame.length)
-          piece += count
+          if (bytes != wanted) throw new IOException(s"piece $piece has $bytes bytes, not $wanted")
+          room.address + at
         }
         val header =
           try {
-            files.read(path, Set(FrameKinds.Image))((_, frame) => take(frame))
+            files.readTo(path, Set(FrameKinds.Image))((_, bytes) => place(bytes)) { frame =>
+              Native.imageFilled(room.image, frame.address - room.address, frame.bytes)
+              piece += count
+            }
           } catch {
             case e: QuireCheckpointException => throw e
             case NonFatal(e) =>
@@ -262,27 +266,30 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
 private[spark] object BaseFiles {
   val PartSuffix = "qpart"
   val ImageSuffix = "qimage"
-  /** An image is cut into pieces of this size. */
-  val PieceBytes: Int = 1 << 20
+  /** An image is cut into pieces of this size. Tests make it small, to have several in little. */
+  private[spark] var pieceBytes: Int = 1 << 20
   /** Images from this size on are written in parts. */
-  private val PartsFromBytes = 32L << 20
+  private[spark] var partsFromBytes: Long = 32L << 20
   private val PartCount = 4
+
+  /** Where the bytes of an image go. */
+  private case class Room(image: Long, address: Long)
 
   /** Gathers the small writes of an image into pieces. */
   private final class Pieces(take: Array[Byte] => Unit) extends ByteSink {
-    private var piece = new Array[Byte](PieceBytes)
+    private var piece = new Array[Byte](pieceBytes)
     private var count = 0
 
     override def write(address: Long, bytes: Long): Unit = {
       var done = 0L
       while (done < bytes) {
-        val some = math.min(bytes - done, PieceBytes - count).toInt
+        val some = math.min(bytes - done, pieceBytes - count).toInt
         Platform.copyMemory(null, address + done, piece, Platform.BYTE_ARRAY_OFFSET + count, some)
         count += some
         done += some
-        if (count == PieceBytes) {
+        if (count == pieceBytes) {
           take(piece)
-          piece = new Array[Byte](PieceBytes)
+          piece = new Array[Byte](pieceBytes)
           count = 0
         }
       }
@@ -298,13 +305,15 @@ private[spark] object BaseFiles {
     private val line = new IoService.Line(urgent)
     file.raw(header)
 
-    def add(piece: Array[Byte]): Unit = line.add(piece.length)(file.frame(FrameKinds.Image, piece))
+    def add(piece: Array[Byte]): Unit = line.add(piece.length) {
+      Fault.point("part.piece")
+      file.frame(FrameKinds.Image, piece)
+    }
     def await(): Unit = line.await()
 
     def end(): Unit = {
       file.end(Ending(0))
-      out.flush()
-      out.close()
+      CheckpointFiles.publish(out)
     }
 
     def written: Written = Written(file.bytes, file.rawBytes)

@@ -7,16 +7,13 @@ import org.apache.spark.sql.execution.streaming.state.RecordType
 import org.apache.spark.sql.execution.streaming.state.quire.ChangeIterator
 import org.apache.spark.unsafe.Platform
 
-/** The records of one payload of a delta (delta.h), read one by one. */
-private[spark] final class DeltaRecords(payload: Array[Byte]) extends AutoCloseable {
+/** The records of one payload of a delta (delta.h), read one by one while it is there. */
+private[spark] final class DeltaRecords(payload: Frame) extends AutoCloseable {
   import DeltaRecords._
 
-  private val bytes = new OffHeap(math.max(payload.length, 8))
   private val words = new OffHeap(72)
-  Platform.copyMemory(
-    payload, Platform.BYTE_ARRAY_OFFSET, null, bytes.address, payload.length)
-  Platform.putLong(null, words.address, bytes.address)
-  Platform.putLong(null, words.address + 8, bytes.address + payload.length)
+  Platform.putLong(null, words.address, payload.address)
+  Platform.putLong(null, words.address + 8, payload.address + payload.bytes)
 
   /** False at the end. */
   def next(): Boolean = Native.deltaNext(words.address)
@@ -28,10 +25,7 @@ private[spark] final class DeltaRecords(payload: Array[Byte]) extends AutoClosea
   /** The values of a record, one or several. */
   def values: Seq[Array[Byte]] = if (op == Put) Seq(value) else split(value)
 
-  override def close(): Unit = {
-    bytes.close()
-    words.close()
-  }
+  override def close(): Unit = words.close()
 }
 
 private[spark] object DeltaRecords {
@@ -76,7 +70,7 @@ private[spark] class ChangeReader(
     versions: Seq[ChangeFile],
     format: FamilyFormat,
     load: Version => Arena,
-    replay: (Arena, Array[Byte]) => Unit) extends ChangeIterator {
+    replay: (Arena, Frame) => Unit) extends ChangeIterator {
   import ChangeReader._
 
   private type Change = (RecordType.Value, UnsafeRow, UnsafeRow, Long)
@@ -115,7 +109,7 @@ private[spark] class ChangeReader(
     val found = new mutable.ArrayBuffer[Change]()
     /** Where in `found` a value is missing, and its key. */
     val patched = new mutable.ArrayBuffer[(Int, Array[Byte])]()
-    files.read(files.deltaPath(version), Set(FrameKinds.Records)) { (_, payload) =>
+    files.read(files.deltaPath(version), Set(FrameKinds.Records)) { payload =>
       val records = new DeltaRecords(payload)
       try {
         var ours = false

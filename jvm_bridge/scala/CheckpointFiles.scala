@@ -1,6 +1,6 @@
 package io.quire.spark
 
-import java.io.{ByteArrayInputStream, ByteArrayOutputStream, DataInputStream, EOFException, FileNotFoundException, IOException, OutputStream}
+import java.io.{ByteArrayOutputStream, EOFException, FileNotFoundException, IOException, OutputStream}
 import java.nio.charset.StandardCharsets.UTF_8
 
 import org.apache.hadoop.conf.Configuration
@@ -139,7 +139,10 @@ private[spark] class CheckpointFiles(
       val last = if (most > 0 && versions.size > most) versions(most - 1) else versions.last
       // A base goes before its parts, so that none is ever left without them.
       val gone = old.filter(_.version.number <= last).map(_.path) ++ leftovers(last)
-      gone.foreach(manager.delete)
+      gone.foreach { path =>
+        Fault.point("clean.delete")
+        manager.delete(path)
+      }
       gone.size
     }
   }
@@ -178,7 +181,9 @@ private[spark] class CheckpointFiles(
 
   def create(path: Path): CheckpointFileManager.CancellableFSDataOutputStream = {
     makeFolder
-    manager.createAtomic(path, overwriteIfPossible = true)
+    val out = manager.createAtomic(path, overwriteIfPossible = true)
+    Fault.point("write.start")
+    out
   }
 
   /** Writes a file that appears under its name when it is whole. */
@@ -187,9 +192,7 @@ private[spark] class CheckpointFiles(
     var done = false
     try {
       content(out)
-      // A disk that is full should say so here: after a close that failed nothing can be taken back.
-      out.flush()
-      out.close()
+      CheckpointFiles.publish(out)
       done = true
     } finally {
       if (!done) out.cancel()
@@ -216,11 +219,17 @@ private[spark] class CheckpointFiles(
 
   // ---------------------------------------------------------------------------- reading
 
-  /** Reads a file to its end, verifies every byte, and hands each frame's raw bytes on. */
-  def read(path: Path, kinds: Set[Int])(frame: (Int, Array[Byte]) => Unit): FileHeader = {
+  /** Reads a file to its end, verifies every byte, and hands each frame on, which is gone afterwards. */
+  def read(path: Path, kinds: Set[Int])(frame: Frame => Unit): FileHeader = {
+    val memory = new OffHeap(0)
+    try readTo(path, kinds)((_, count) => memory.reserve(math.max(count, 8)))(frame) finally memory.close()
+  }
+
+  /** The same; each frame is unpacked to where the caller says, given its kind and its raw bytes. */
+  def readTo(path: Path, kinds: Set[Int])(place: (Int, Int) => Long)(frame: Frame => Unit): FileHeader = {
     val file = frames(path, kinds)
     try {
-      naming(path)(file.foreach(frame))
+      naming(path)(file.foreach(place)(frame))
       file.header
     } finally {
       file.close()
@@ -229,6 +238,7 @@ private[spark] class CheckpointFiles(
 
   /** The frames of a file, for who closes it. */
   def frames(path: Path, kinds: Set[Int]): FrameReader = {
+    Fault.point("load.file")
     val in = open(path)
     var opened = false
     try {
@@ -368,6 +378,15 @@ private[spark] object CheckpointFiles {
   val HeaderBytesMin = 72
   private val EndBytes = FrameHeaderBytes + 32
 
+  /** Gives a whole file its name. */
+  def publish(out: OutputStream): Unit = {
+    // A disk that is full should say so here: after a close that failed nothing can be taken back.
+    out.flush()
+    Fault.point("write.written")
+    out.close()
+    Fault.point("write.published")
+  }
+
   // Longer numbers are nobody's version.
   private val Name = s"""(\\d{1,18})(?:_([^.]+))?\\.($DeltaSuffix|$BaseSuffix)""".r
   private val Leftover = """\.(\d{1,18})[_.].*tmp(?:\.crc)?""".r
@@ -388,26 +407,36 @@ private[spark] object CheckpointFiles {
 
 }
 
+/** The raw bytes of a frame, outside the heap. */
+private[spark] case class Frame(kind: Int, address: Long, bytes: Int)
+
 /** Reads the frames of a file, after its header, and verifies every byte. One thread at a time. */
 private[spark] final class FrameReader(in: FSDataInputStream, val header: FileHeader, kinds: Set[Int])
   extends AutoCloseable {
-  private val codec = SparkInternals.codec(header.codec)
+  private val codec =
+    try SparkInternals.codec(header.codec)
+    catch { case e: IllegalArgumentException => throw new IOException(s"it is packed by ${header.codec}: ${e.getMessage}", e) }
   private val head = new Array[Byte](CheckpointFiles.FrameHeaderBytes)
   private var frames = 0L
   private var rawBytes = 0L
   private val words = new OffHeap(32)
+  private var stored = new Array[Byte](0)
 
-  /** The kind and the raw bytes of the next frame; none once the end was found to be right, too. */
-  def next(): Option[(Int, Array[Byte])] = {
+  /**
+   * The next frame, unpacked to the place that is given for its kind and its raw bytes; none once the end was
+   * found to be right, too.
+   */
+  def next(place: (Int, Int) => Long): Option[Frame] = {
     in.readFully(head)
     Native.frameDecode(head, words.address)
     val kind = words.long(0).toInt
     val raw = words.long(1).toInt
-    val stored = new Array[Byte](words.long(2).toInt)
-    in.readFully(stored)
+    val count = words.long(2).toInt
+    if (count > stored.length) stored = new Array[Byte](count)
+    in.readFully(stored, 0, count)
     Native.frameVerify(words.address, stored)
     if (kind == FrameKinds.End) {
-      Native.endDecode(stored, words.address)
+      Native.endDecode(java.util.Arrays.copyOf(stored, count), words.address)
       if (words.long(0) != frames || words.long(1) != rawBytes || in.read() != -1) {
         throw new IOException(s"its end says ${words.long(0)} frames of ${words.long(1)} " +
           s"bytes, $frames of $rawBytes were found, or more follows")
@@ -418,24 +447,15 @@ private[spark] final class FrameReader(in: FSDataInputStream, val header: FileHe
     } else {
       frames += 1
       rawBytes += raw
-      Some((kind, decompress(stored, raw)))
+      val to = place(kind, raw)
+      codec.unpack(stored, count, to, raw)
+      Some(Frame(kind, to, raw))
     }
   }
 
   /** Hands the frames on that were not read yet. */
-  def foreach(frame: (Int, Array[Byte]) => Unit): Unit =
-    Iterator.continually(next()).takeWhile(_.isDefined).flatten.foreach(frame.tupled)
-
-  private def decompress(stored: Array[Byte], count: Int): Array[Byte] = {
-    val in = new DataInputStream(codec.decompress(new ByteArrayInputStream(stored)))
-    try {
-      val raw = new Array[Byte](count)
-      in.readFully(raw)
-      raw
-    } finally {
-      in.close()
-    }
-  }
+  def foreach(place: (Int, Int) => Long)(frame: Frame => Unit): Unit =
+    Iterator.continually(next(place)).takeWhile(_.isDefined).flatten.foreach(frame)
 
   override def close(): Unit = {
     words.close()
@@ -482,6 +502,7 @@ private[spark] final class FrameWriter(out: OutputStream, codec: Codec) {
   private def frame(kind: Int, rawCount: Int, stored: Array[Byte], storedCount: Int): Unit = {
     Native.frameEncode(kind, rawCount, stored, storedCount, frameHeader)
     out.write(frameHeader)
+    Fault.point("write.frame")
     out.write(stored, 0, storedCount)
     bytes += frameHeader.length + storedCount
   }

@@ -12,6 +12,8 @@ private[spark] object Native {
   @native def libraryVersion(): String
   /** From now on this thread gives way to others. There is no way back. */
   @native def lowerPriority(): Unit
+  /** Memory as a buffer; it stays whoever's it is. */
+  @native def buffer(address: Long, count: Long): java.nio.ByteBuffer
 
   @native def budgetCreate(bytesMax: Long): Long
   @native def budgetUsed(budget: Long): Long
@@ -67,6 +69,8 @@ private[spark] object Native {
   /** Room for an image, which ends as an arena or is cancelled. */
   @native def imageBegin(budget: Long, count: Long, name: String): Long
   @native def imageRoom(image: Long): Long
+  /** Says that a stretch of the room is as it will be: its checksums are computed now, by this thread. */
+  @native def imageFilled(image: Long, start: Long, count: Long): Unit
   @native def imageEnd(image: Long): Long
   @native def imageCancel(image: Long): Unit
   @native def imageMap(budget: Long, path: String): Long
@@ -92,6 +96,7 @@ private[spark] object Native {
   @native def frameEncode(
       kind: Int, rawBytes: Int, stored: Array[Byte], storedBytes: Int, frame: Array[Byte]): Unit
   @native def frameDecode(frame: Array[Byte], words: Long): Unit
+  /** The frame's bytes are the first of the array. */
   @native def frameVerify(words: Long, stored: Array[Byte]): Unit
   @native def endEncode(frames: Long, rawBytes: Long, keys: Long, since: Long): Array[Byte]
   @native def endDecode(bytes: Array[Byte], words: Long): Unit

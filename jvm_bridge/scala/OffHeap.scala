@@ -35,6 +35,11 @@ private[spark] final class OffHeap(initialBytes: Long) extends AutoCloseable {
   }
 }
 
+/** Memory outside the heap as a buffer, for libraries that know no addresses; frees nothing. */
+object OffHeapBuffer {
+  def apply(address: Long, count: Int): java.nio.ByteBuffer = Native.buffer(address, count)
+}
+
 private[spark] object OffHeap {
 
   private val unsafe: Unsafe = {

@@ -35,11 +35,14 @@ private[spark] object QuireConf {
   private val Prefix = "spark.sql.streaming.stateStore.quire."
   private val Allowed = Map(
     "checkpointMode" -> CheckpointMode.values.mkString(", "),
-    "cec.extentTarget" -> "a number above 1: 2.0",
+    "cec.extentTarget" -> "a number above 1, 1e9 at most: 2.0",
     "cec.maxBytesPerCommit" -> "bytes, with k, m or g: 64m",
     "cec.maxTimePerCommit" -> "a time: 200ms",
     "memoryLimit" -> "bytes, with k, m or g: 512m",
     "pageSize" -> "a power of two from 1024 to 65536")
+
+  /** As the core has it (cec.c). */
+  private val ExtentTargetMax = 1e9
 
   /** Refuses what is unknown or malformed, with the list of what is allowed. */
   def apply(conf: StateStoreConf): QuireConf = {
@@ -66,7 +69,8 @@ private[spark] object QuireConf {
 
   private def extentTarget(value: String): Double = {
     val target = value.toDoubleOption.getOrElse(refuse("cec.extentTarget", value, "not a number"))
-    if (!(target > 1) || target.isInfinite) {
+    if (target > ExtentTargetMax) refuse("cec.extentTarget", value, "no log is that long")
+    if (!(target > 1)) {
       refuse("cec.extentTarget", value,
         "a log that is no longer than there are live keys cannot be held, each must be in it once")
     }

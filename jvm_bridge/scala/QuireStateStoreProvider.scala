@@ -16,7 +16,6 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.execution.streaming.state.quire.{ChangeIterator, SparkInternals}
 import org.apache.spark.sql.types.StructType
-import org.apache.spark.unsafe.Platform
 
 /**
  * A state store whose state lies in flat pages outside the heap.
@@ -532,6 +531,7 @@ class QuireStateStoreProvider
     val next = Version(
       loaded.number + 1,
       if (storeConf.enableStateStoreCheckpointIds) Some(UUID.randomUUID().toString) else None)
+    Fault.point("commit.start")
     if (store.files == BaseAlone) commitWhole(store, next) else commitChanges(store, loaded, next)
   }
 
@@ -545,6 +545,7 @@ class QuireStateStoreProvider
       val started = System.nanoTime()
       val changes = IoService.committing(writeChanges(mine, older, loaded, next, keys.users))
       val durable = System.nanoTime()
+      Fault.point("commit.durable")
       val dirty = mine.stats().dirty
       synchronized {
         Native.arenaCommit(mine.handle)
@@ -563,6 +564,7 @@ class QuireStateStoreProvider
         }
       }
       val end = System.nanoTime()
+      Fault.point("commit.done")
       // The version is durable: a base that cannot be written now is written by maintenance.
       if (store.files == DeltaAndBase) {
         maintaining("writing a base that was asked for")(writeBase(urgent = true))
@@ -665,7 +667,10 @@ class QuireStateStoreProvider
    */
   private def removeStaleBase(next: Version): Unit = {
     val possible = synchronized(next.id.isEmpty && next.number <= highestBase)
-    if (possible) files.remove(files.basePath(next))
+    if (possible) {
+      Fault.point("drop.base")
+      files.remove(files.basePath(next))
+    }
   }
 
   /**
@@ -683,7 +688,9 @@ class QuireStateStoreProvider
       val pinned = pinFirmly(mine, next)
       val written =
         try writeBase(pinned, keys.users, urgent = true) finally pinned.release()
+      Fault.point("drop.delta")
       files.remove(files.deltaPath(next))
+      Fault.point("commit.done")
       synchronized {
         if (mine eq arena) {
           current = next
@@ -833,9 +840,11 @@ class QuireStateStoreProvider
 
   private def writeBase(pinned: PinnedVersion, keys: Long, urgent: Boolean): Written = {
     val stats = pinned.arena.stats()
-    bases.write(
+    val written = bases.write(
       pinned.snap, pinned.version, stats.pageBytes.toInt, keys, stats.used * stats.pageBytes,
       mapped = conf.mode == CheckpointMode.Pages, urgent, isCancelled = () => closed)
+    Fault.point("base.done")
+    written
   }
 
   /** Writes the current version whole, from a pin, beside whatever the writer does. */
@@ -905,6 +914,7 @@ class QuireStateStoreProvider
       }
       (bases ++ logs).maxOption.foreach { first =>
         val removed = files.clean(first)
+        Fault.point("clean.done")
         if (removed > 0) logInfo(s"Removed $removed old files of $storeId")
         infos.keySet().removeIf(_.number < first)
       }
@@ -960,6 +970,7 @@ class QuireStateStoreProvider
       if (!plan.isWhole) throw missing(files.deltaPath(base))
       try {
         val loaded = loadFrom(plan, folder)
+        Fault.point("load.done")
         val nanos = System.nanoTime() - started
         logInfo(s"Loaded version $version of $storeId from base $base in ${nanos / 1000000} ms")
         return loaded.copy(
@@ -1101,15 +1112,13 @@ class QuireStateStoreProvider
             Native.arenaCommit(made.handle)
             if (before.number > 0) Native.logForeign(made.log, before.number)
           }
-          commits.next { (_, payload) =>
-            applying(payload)(Native.logApply(made.log, _, payload.length))
-          }
+          commits.next(frame => Native.logApply(made.log, frame.address, frame.bytes))
           Native.arenaCommit(made.handle)
           Native.logLoaded(made.log, step.version.number)
         } else if (step.info.kind == FileKinds.Pages) {
           made.dropLog()
-          commits.next { (_, payload) =>
-            try applying(payload)(Native.pagesApply(made.handle, _, payload.length))
+          commits.next { frame =>
+            try Native.pagesApply(made.handle, frame.address, frame.bytes)
             catch {
               case e: QuireNativeException if e.code == QuireNativeException.Mismatch =>
                 // The base is of another run of its version, or the file is.
@@ -1121,7 +1130,7 @@ class QuireStateStoreProvider
           points = Map(step.version -> Native.arenaOrigin(made.handle))
         } else {
           made.dropLog()
-          commits.next { (_, payload) => apply(made, payload) }
+          commits.next(apply(made, _))
         }
         before = step.version
       }
@@ -1142,19 +1151,8 @@ class QuireStateStoreProvider
     }
   }
 
-  private def apply(to: Arena, payload: Array[Byte]): Unit =
-    applying(payload)(Native.deltaApply(to.handle, _, payload.length))
-
-  private def applying(payload: Array[Byte])(apply: Long => Unit): Unit = {
-    val memory = new OffHeap(math.max(payload.length, 8))
-    try {
-      Platform.copyMemory(
-        payload, Platform.BYTE_ARRAY_OFFSET, null, memory.address, payload.length)
-      apply(memory.address)
-    } finally {
-      memory.close()
-    }
-  }
+  private def apply(to: Arena, records: Frame): Unit =
+    Native.deltaApply(to.handle, records.address, records.bytes)
 }
 
 private[spark] object QuireStateStoreProvider {

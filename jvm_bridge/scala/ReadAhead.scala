@@ -25,8 +25,8 @@ private[spark] final class ReadAhead(files: CheckpointFiles, wanted: Seq[(Path, 
   /** Begins with the first ones; a single file is not worth it. */
   def begin(): Unit = if (all.size > 1) fetch()
 
-  /** Hands on the frames of the next file. */
-  def next(frame: (Int, Array[Byte]) => Unit): Unit = {
+  /** Hands on the frames of the next file, each of which is gone afterwards. */
+  def next(frame: Frame => Unit): Unit = {
     val file = all(used)
     used += 1
     fetch()
@@ -46,14 +46,22 @@ private[spark] final class ReadAhead(files: CheckpointFiles, wanted: Seq[(Path, 
 private[spark] object ReadAhead {
   private val FilesAhead = 8
   /** Bytes that may wait to be used, of all stores together; a frame for each thread may come on top. */
-  private val BytesAhead = math.min(64L << 20, Runtime.getRuntime.maxMemory() / 16)
+  private val BytesAhead = 64L << 20
   private val held = new AtomicLong
+
+  /** A frame that waits to be used, and the memory that it lies in. */
+  private case class Held(frame: Frame, memory: OffHeap) extends AutoCloseable {
+    override def close(): Unit = {
+      held.addAndGet(-frame.bytes)
+      memory.close()
+    }
+  }
 
   /** A file that is read by one thread, and may be fetched by another before. */
   private final class FetchedFile(files: CheckpointFiles, path: Path, kinds: Set[Int])
     extends AutoCloseable {
     // The one that fetches, or else the one that reads.
-    private val frames = new mutable.Queue[(Int, Array[Byte])]
+    private val frames = new mutable.Queue[Held]
     private var reader: FrameReader = _
     private var hasEnded = false
     // Under the monitor.
@@ -67,12 +75,7 @@ private[spark] object ReadAhead {
         try {
           reader = files.frames(path, kinds)
           while (!hasEnded && !isWanted && held.get() < BytesAhead) {
-            reader.next() match {
-              case Some(frame) =>
-                held.addAndGet(frame._2.length)
-                frames.enqueue(frame)
-              case None => hasEnded = true
-            }
+            hasEnded = !fetchFrame()
           }
           if (hasEnded) reader.close()
         } catch {
@@ -87,7 +90,27 @@ private[spark] object ReadAhead {
       }
     }
 
-    def read(frame: (Int, Array[Byte]) => Unit): Unit = {
+    /** False at the end. */
+    private def fetchFrame(): Boolean = {
+      var memory: OffHeap = null
+      var fetched = false
+      try {
+        val frame = reader.next { (_, count) =>
+          memory = new OffHeap(math.max(count, 8))
+          memory.address
+        }
+        frame.foreach { frame =>
+          held.addAndGet(frame.bytes)
+          frames.enqueue(Held(frame, memory))
+          fetched = true
+        }
+      } finally {
+        if (!fetched && memory != null) memory.close()
+      }
+      fetched
+    }
+
+    def read(frame: Frame => Unit): Unit = {
       synchronized {
         isWanted = true
         while (isFetching) wait()
@@ -96,11 +119,13 @@ private[spark] object ReadAhead {
         if (reader == null) reader = files.frames(path, kinds)
         files.naming(path) {
           while (frames.nonEmpty) {
-            val (kind, bytes) = frames.dequeue()
-            held.addAndGet(-bytes.length)
-            frame(kind, bytes)
+            val next = frames.dequeue()
+            try frame(next.frame) finally next.close()
           }
-          if (!hasEnded) reader.foreach(frame)
+          if (!hasEnded) {
+            val memory = new OffHeap(0)
+            try reader.foreach((_, count) => memory.reserve(math.max(count, 8)))(frame) finally memory.close()
+          }
         }
       } finally {
         close()
@@ -115,7 +140,7 @@ private[spark] object ReadAhead {
 
     /** As if nothing had been fetched. */
     private def forget(): Unit = {
-      frames.foreach { case (_, bytes) => held.addAndGet(-bytes.length) }
+      frames.foreach(_.close())
       frames.clear()
       hasEnded = false
       if (reader != null) reader.close()

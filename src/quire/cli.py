@@ -89,6 +89,7 @@ def add_checkpoint_commands(commands: Any) -> None:
     dump.add_argument("--since", metavar="V", help="print in what the version differs from this one")
     dump.add_argument("--family", metavar="F", help="this column family only")
     dump.add_argument("--format", choices=["table", "json", "csv", "parquet"], default="table", help="default: table")
+    dump.add_argument("--json", action="store_const", const="json", dest="format", help="for programs: --format json")
     dump.add_argument("--limit", type=count, metavar="N", help="stop after so many records")
 
 

@@ -39,8 +39,8 @@ class Sample:
     name: the file that is to be damaged; repaired: whether a base of before may do instead.
     """
 
-    def __init__(self, folder, mode, codec, kind):
-        self.folder = folder / "state/0/0"
+    def __init__(self, folder, mode, codec, kind, tally=None):
+        self.folder, self.mode, self.tally = folder / "state/0/0", mode, tally
         rng = random.Random(f"{mode} {codec} {kind}")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(io_service, "INLINE_BYTES", 1 << 30 if kind == "inline base" else 1)
@@ -69,6 +69,8 @@ class Sample:
     def damaged(self, data, or_base=False):
         """Loads with this in the place of the file's bytes. or_base: it may be the base that is named for its part."""
         self.path.write_bytes(data)
+        if self.tally is not None:
+            self.tally[f"files damaged, mode {self.mode}"] += 1
         with pytest.raises(REFUSED, match=f"{self.name}: |6\\.qbase: " if or_base else f"{self.name}: "):
             self.store.load()
         if not self.repaired:
@@ -84,8 +86,8 @@ def codec(request):
 
 
 @pytest.fixture(scope="module", params=MODES_AND_KINDS, ids=" ".join)
-def sample(request, codec, tmp_path_factory):
-    made = Sample(tmp_path_factory.mktemp("sample"), request.param[0], codec, request.param[1])
+def sample(request, codec, tally, tmp_path_factory):
+    made = Sample(tmp_path_factory.mktemp("sample"), request.param[0], codec, request.param[1], tally)
     assert loaded(made.store) == made.expected
     yield made
     # It was the damage, and nothing else.

@@ -301,7 +301,7 @@ def test_every_point_is_passed(prepared, mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", sorted(POINTS))
-def test_a_kill_at(prepared, mode, point, tmp_path):
+def test_a_kill_at(prepared, mode, point, tally, tmp_path):
     if point not in points(mode):
         pytest.skip(f"{mode} writes no bases")
     for seed, (folder, before, counts) in prepared.items():
@@ -311,6 +311,7 @@ def test_a_kill_at(prepared, mode, point, tmp_path):
             shutil.copytree(folder, place)
             spec = f"{name}:{nth}"
             crashed(place, mode, history, spec)
+            tally[f"kills in Python, mode {mode}"] += 1
             if ALL and rng.random() < 0.5:
                 # Again, in the run that recovers. What it does not reach, it does not die of.
                 crashed(place, mode, history, f"{rng.choice(sorted(points(mode)))}:{rng.randrange(1, 4)}", surely=False)

@@ -482,6 +482,6 @@ def test_inspect_tells_the_kind(tmp_path, mode):
 
 
 def test_extent_targets_that_make_no_sense(tmp_path):
-    for target in (1, 0, -3, True, "2", float("nan"), float("inf"), None):
-        with pytest.raises(quire.InvalidError, match=r"extent_target .*: give a number greater than 1"):
+    for target in (1, 0.5, 0, -3, True, "2", float("nan"), float("inf"), 10**400, 1e10, None):
+        with pytest.raises(quire.InvalidError, match=r"extent_target .*: give a number greater than 1.* in it once"):
             Manager(tmp_path, mode="cec", extent_target=target)

@@ -242,7 +242,7 @@ def test_dump(folder, run):
 
 
 def test_dump_for_programs(folder, run):
-    lines = [json.loads(line) for line in run("dump", folder, "--format", "json", "--version", "1")[1].splitlines()]
+    lines = [json.loads(line) for line in run("dump", folder, "--json", "--version", "1")[1].splitlines()]
     found = {(line["family"], bytes.fromhex(line["key"])): [bytes.fromhex(v) for v in line["values"]] for line in lines}
     assert found == {
         **{("default", b"key%d" % number): [b"1"] for number in range(1, 5)},

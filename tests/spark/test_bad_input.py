@@ -3,12 +3,14 @@
 import os
 import random
 import shutil
+import struct
 import subprocess
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from spark import harness, workloads
 from spark.harness import HDFS, QUIRE, REAL, ROCKSDB, SEED, STORE
+from stores import crc32c
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +82,26 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(place, batches, name, va
         assert "delta" in text
     # Nothing is left behind that a right setting would stumble over.
     assert harness.total(place.go())
+
+
+@only_quire
+def test_a_wrong_bound_of_the_log_is_refused_with_the_reason(place, batches):
+    harness.release(place.source, batches[:1])
+    for name, value, reason in [
+        ("extentTarget", "0.5", "no longer than there are live keys"),
+        ("extentTarget", "1", "no longer than there are live keys"),
+        ("extentTarget", "NaN", "no longer than there are live keys"),
+        ("extentTarget", "nan", "not a number"),
+        ("extentTarget", "1e10", "no log is that long"),
+        ("extentTarget", "Infinity", "no log is that long"),
+        ("extentTarget", "two", "not a number"),
+        ("maxBytesPerCommit", "lots", "not a size"),
+        ("maxTimePerCommit", "0ms", "at least 1ms"),
+        ("maxTimePerCommit", "soon", "not a time"),
+    ]:
+        text = place.fails(conf={harness.MODE: "cec", STORE + "quire.cec." + name: value})
+        assert f"quire.cec.{name} is '{value}'" in text and reason in text, text
+    assert harness.total(place.go(conf={harness.MODE: "cec"}))
 
 
 def change_provider(checkpoint, before, after):
@@ -220,6 +242,35 @@ def test_a_damaged_file_is_named_or_repaired_and_never_believed(sound, folder, k
             outcomes.append(f"{names}: right result")
         shutil.rmtree(copy)
     print(kind, *outcomes, sep="\n")
+
+
+def with_header(path, change):
+    """Gives a file another header, under checksums that are right."""
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    data = path.read_bytes()
+    (end,) = struct.unpack_from("<I", data, 12)
+    head = change(data[: end - 4])
+    head = head[:12] + struct.pack("<I", len(head) + 4) + head[16:]
+    path.write_bytes(head + crc32c(head) + data[end:])
+
+
+@only_quire
+def test_files_of_tomorrow_are_told_from_damage(sound, folder):
+    """Of a later format, and packed by a codec that this Spark does not have."""
+    place, checkpoint, _ = sound
+    for number, (change, said) in enumerate(
+        [
+            (lambda head: head[:8] + struct.pack("<I", 2) + head[12:], "format version 2, this build reads version 1"),
+            (lambda head: head.replace(b"lz4", b"lz9"), "packed by lz9"),
+        ]
+    ):
+        copy = folder / f"copy{number}"
+        shutil.copytree(checkpoint, copy)
+        newest = max(copy.glob("state/0/*/*.qdelta"), key=version)
+        for path in [newest, *newest.parent.glob("*.qbase")]:
+            with_header(path, change)
+        text = place.fails(checkpoint=copy)
+        assert newest.parent.name in text and ".q" in text and said in text, text
 
 
 # ------------------------------------------------------------------------------------------------ no memory, no space

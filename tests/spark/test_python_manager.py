@@ -23,7 +23,7 @@ def counted(state):
 
 @pytest.mark.parametrize(
     ("codec", "mode", "mode_of_spark"),
-    [("lz4", "delta", "delta"), ("zstd", "cec", "pages"), ("snappy", "pages", "cec"), ("lz4", "auto", "auto")],
+    [("lz4", "delta", "delta"), ("zstd", "cec", "pages"), ("snappy", "pages", "cec"), ("", "auto", "auto")],
 )
 def test_spark_goes_on_from_what_python_committed(spark, folder, codec, mode, mode_of_spark):
     """Of one partition as a delta, of the other as a base, in modes that have them."""
@@ -37,7 +37,7 @@ def test_spark_goes_on_from_what_python_committed(spark, folder, codec, mode, mo
         harness.finish(harness.start(frame, "update", checkpoint, output))
         return output
 
-    with harness.settings(spark, {harness.STORE + "compression.codec": codec, harness.MODE: mode_of_spark}):
+    with harness.settings(spark, {harness.STORE + "compression.codec": codec or "lz4", harness.MODE: mode_of_spark}):
         run([range(20), range(10, 30), range(5, 40)])
         # Else its maintenance may yet write a base of the version that is replaced here.
         unload()
