@@ -145,8 +145,9 @@ object Stores {
     val call = "createAndInit, getStore, one get"
     emit("first load of a JVM", times.head, "s", model.keys, call)
     emit("later loads", median(times.tail), "s", model.keys, call)
-    if (options.text("folder").contains("://")) { // elsewhere there is nothing but the page cache to read from
-      val files = filesOfLastVersion(options)
+    // On a local disk there is nothing but the page cache to read from.
+    val files = if (options.text("folder").contains("://")) filesOfLastVersion(options) else Nil
+    if (files.nonEmpty) {
       val reads = (0 until loads).map(_ => seconds(files.foreach(read)))
       emit("plain read", median(reads), "s", model.keys, "the bytes of the base and of what follows it, one by one")
       emit("bytes read", files.map(_.getLen).sum / 1e6, "MB", model.keys, "base and commits")
