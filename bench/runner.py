@@ -54,22 +54,31 @@ class Settings:
         """How many records (or what the benchmark counts)."""
         return benchmark.full if self.mode == "full" else benchmark.quick
 
-    def takes(self, benchmark: Benchmark, peer: str) -> bool:
+    def takes(self, benchmark: Benchmark, variant: str, peer: str) -> bool:
         """Whether a peer takes part."""
-        return self.mode == "full" or self.everything or peer in QUICK_PEERS.get(benchmark.name, (peer,))
+        kept = QUICK_PEERS.get(f"{benchmark.name} {variant}", QUICK_PEERS.get(benchmark.name, (peer,)))
+        return self.mode == "full" or self.everything or peer in kept
 
 
 QUICK = Settings("quick", repetitions=3, seed=20, operations_max=200_000, seconds_max=14 * 60)
 FULL = Settings("full", repetitions=3, seed=20, operations_max=1 << 62, seconds_max=4 * 3600)
-# The peers that a quick run has, where it has not all; none: the benchmark is left to the full run. With this a quick
-# run of everything takes less than 15 minutes on two cores; a test adds up the estimates.
+# The peers that a quick run has of a benchmark, or of a variant of it, where it has not all; none: it is left to the
+# full run. With this a quick run of everything takes less than 15 minutes on two cores; a test adds up the estimates.
 QUICK_PEERS: dict[str, tuple[str, ...]] = {
     "checkpoint.log": ("no checks", "Q = 2"),
     "spark.operations": (),
-    "spark.aggregation": ("quire", "hdfs", "rocksdb-changelog", "limit"),
+    "spark.aggregation": (*spark.DURABLE, "limit"),
+    "spark.deduplication": (),
+    "spark.join": spark.DURABLE,
+    "spark.sessions": (),
+    "spark.transform": ("quire", "rocksdb-changelog"),
+    "spark.nexmark": (),
+    "spark.nexmark q5": ("quire", "hdfs"),
+    "spark.nexmark q8": ("quire", "hdfs"),
     "spark.commits": (),
+    f"spark.commits {spark.HDFS}": ("quire", "hdfs"),
     "spark.few_changes": (),
-    "spark.restart": ("quire", "hdfs", "rocksdb-changelog"),
+    "spark.restart": (),
     "spark.many_stores": (),
     "python.count": ("quire", "transformWithState"),
     "python.recent": (),
@@ -93,7 +102,7 @@ def once(benchmark: Benchmark, settings: Settings) -> Iterator[list[Case]]:
     limit, seed = settings.operations_max, settings.seed
     for size in settings.sizes(benchmark):
         for variant, peers in benchmark.variants.items():
-            taken = [peer for peer in peers if settings.takes(benchmark, peer)]
+            taken = [peer for peer in peers if settings.takes(benchmark, variant, peer)]
             yield [Case(benchmark.name, variant, peer, size, limit, seed, Path()) for peer in taken]
 
 
