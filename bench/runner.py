@@ -69,7 +69,7 @@ QUICK_PEERS: dict[str, tuple[str, ...]] = {
     "spark.operations": (),
     "spark.aggregation": (*spark.DURABLE, "limit"),
     "spark.deduplication": (),
-    "spark.join": spark.DURABLE,
+    "spark.join": ("quire", "hdfs"),
     "spark.sessions": (),
     "spark.transform": ("quire", "rocksdb-changelog"),
     "spark.nexmark": (),
