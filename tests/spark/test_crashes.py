@@ -1,4 +1,5 @@
 """Spark's provider is killed at every step of commits, bases, cleaning and loading: no committed version is lost.
+And it is given damaged files of every kind: it names one of them, or has the right state; never another.
 
 A JVM with a store and no query (scala/Crashes.scala) makes versions, each a function of the seed and of the generations
 that made it and those before it, and tells before and after each commit. It is killed when it passes a given point
@@ -6,6 +7,7 @@ that made it and those before it, and tells before and after each commit. It is 
 ones that are to be kept, compares each with the model, makes more versions and compares again; and all files verify.
 Seeds that are even have checkpoint ids, and so do not; each seed has a codec.
 
+QUIRE_CORRUPTION=all  more damage.
 QUIRE_CRASHES=all  up to PASSINGS_MAX passings of every point, with ids and without, and a second kill on top of some.
 """
 
@@ -21,6 +23,7 @@ from pathlib import Path
 import pytest
 from seeds import SEED
 from spark import harness
+from stores import frame_ends
 
 from quire.bench.spark import OPEN_PACKAGES
 from quire.checkpoint import Checkpoint, tools
@@ -34,6 +37,7 @@ pytestmark = [
 ALL = os.environ.get("QUIRE_CRASHES") == "all"
 SEEDS = [1, 2] if ALL else [1 + SEED % 2]
 PASSINGS_MAX = 12
+DAMAGED = 600 if os.environ.get("QUIRE_CORRUPTION") == "all" else 60
 VERSIONS_BEFORE, VERSIONS_MORE = 6, 9
 KILLED = 137
 POINTS = {
@@ -203,6 +207,8 @@ def test_kills(prepared, mode, command, recovering, folder, tally):
                 told = jvm.ask(*history.question("work", place, VERSIONS_MORE))
             killed[point] += told[-1] != ["end"]
             history.replay(told)
+        # Often in another mode: it may change with every start.
+        history.mode = rng.choice([mode, *harness.MODES])
         recovering.ask(*history.question("recover", place, history.highest))
         verdict = tools.examine(Checkpoint(place).store(), True, lambda count: None)
         assert not verdict.problems, f"{faults}: {verdict.problems}"
@@ -210,3 +216,62 @@ def test_kills(prepared, mode, command, recovering, folder, tally):
     tally[f"kills of the JVM, mode {mode}"] += sum(killed.values())
     # Threads race: a point may be passed less often than in the run that counted.
     assert sum(killed.values()) >= (150 if ALL else CASES_NORMAL - 2)
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+
+def spoil(path, rng, others):
+    """One file cut off (where a frame ends, or anywhere), flipped, longer, empty, taken from elsewhere, or gone."""
+    data = path.read_bytes()
+    what = rng.choice(["end", "end", "cut", "flip", "flip", "flip", "longer", "empty", "other", "gone"])
+    if what == "end" and path.suffix != ".qimage":
+        path.write_bytes(data[: rng.choice(frame_ends(data)[:-1])])
+    elif what == "flip":
+        place = rng.randrange(len(data))
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :])
+    elif what == "longer":
+        path.write_bytes(data + rng.randbytes(rng.randrange(1, 64)))
+    elif what == "empty":
+        path.write_bytes(b"")
+    elif what == "other":
+        path.write_bytes(rng.choice(others))
+    elif what == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[: rng.randrange(len(data))])
+
+
+def test_damage(prepared, mode, recovering, folder, tally):
+    outcomes, kinds = Counter(), set()
+    for number in range(DAMAGED):
+        rng = random.Random(f"{SEED} {mode} {number}")
+        before, history, _ = prepared[rng.choice(sorted(prepared))]
+        place = folder / str(number)
+        shutil.copytree(before, place)
+        state = place / "state/0/0"
+        # The newest base, its parts and what follows it are what a load needs; the rest is there for repair.
+        files = sorted(path for path in state.iterdir() if path.suffix[:2] == ".q")
+        newest = max((number_of(path) for path in files if path.suffix == ".qbase"), default=0)
+        wanted = [path for path in files if number_of(path) >= newest]
+        spoiled = rng.sample(wanted, rng.choice([1, 1, 1, 2]) if len(wanted) > 1 else 1)
+        others = [path.read_bytes() for path in files if path not in spoiled] or [b""]
+        for path in spoiled:
+            spoil(path, rng, others)
+        *_, (outcome, *why), _ = recovering.ask(*history.question("load", place, 0)[:5])
+        if outcome == "refused":
+            # A part is named, or a file of its version: the base, or what is missed where that is gone.
+            named = {path.name for path in spoiled} | {f"{path.name.partition('.')[0]}.q" for path in spoiled}
+            assert any(name in " ".join(why) for name in named), f"{number}: {[p.name for p in spoiled]}: {why}"
+        else:
+            assert outcome == "right", (number, outcome, why)
+        outcomes[outcome] += 1
+        kinds |= {path.suffix for path in spoiled}
+        shutil.rmtree(place)
+    tally[f"files damaged for the JVM, mode {mode}"] += DAMAGED
+    print(mode, outcomes, kinds)
+    assert outcomes["refused"] > DAMAGED // 10 and ".qdelta" in kinds
+
+
+def number_of(path):
+    return int(path.name.partition(".")[0].partition("_")[0])

@@ -21,6 +21,7 @@ import org.apache.spark.unsafe.types.UTF8String
  *
  *   work FOLDER MODE SEED HISTORY GENERATION VERSIONS     makes versions, and says so
  *   recover FOLDER MODE SEED HISTORY GENERATION HIGHEST   loads what is there, compares, and goes on
+ *   load FOLDER MODE SEED HISTORY                         loads the last version and compares: right, or refused WHY
  *
  * Each is a line on standard input, answered by lines and at last by `end` or `failed WHY`. A history is
  * `generation/id,generation/id,...`, one for each version, or `-`; the ids are empty without ids.
@@ -42,6 +43,8 @@ object Crashes {
             new Run(folder, mode, seed.toInt, generation.toInt, Made.parse(history)).work(versions.toInt)
           case Array("recover", folder, mode, seed, history, generation, highest) =>
             new Run(folder, mode, seed.toInt, generation.toInt, Made.parse(history)).recover(highest.toInt)
+          case Array("load", folder, mode, seed, history) =>
+            new Run(folder, mode, seed.toInt, 0, Made.parse(history)).load()
         }
         tell("end")
       } catch {
@@ -228,6 +231,26 @@ object Crashes {
 
     private def checkOlder(highest: Int): Unit =
       (math.max(1, highest - Retain) to history.size).foreach(number => checkVersion(number, id(number), stateOf(number)))
+
+    /** Whatever is wrong with the files: the right state, or an error; another state is a failure. */
+    def load(): Unit = {
+      try {
+        val store = provider.getStore(history.size, id(history.size))
+        try {
+          withLists(store)
+          check(store, stateOf(history.size), history.size)
+        } finally {
+          store.abort()
+        }
+        tell("right")
+      } catch {
+        case e: Exception =>
+          val why = Iterator.iterate[Throwable](e)(_.getCause).takeWhile(_ != null).map(_.toString)
+          tell("refused", why.mkString(" ").linesIterator.mkString(" "))
+      } finally {
+        provider.close()
+      }
+    }
 
     def recover(highest: Int): Unit = {
       // A reader of another family than the default one has to know it.
