@@ -126,11 +126,12 @@ typedef struct {
     uint32_t floor;       /* notes of epochs up to this one are gone */
     quire_amended *items; /* by epoch */
     size_t item_count, item_capacity;
-    size_t committed_count; /* of the items, those of transactions before the one at hand */
-    uint64_t page_count;    /* pages of the last commit that are changed in place since */
-    uint64_t note_count;    /* of the transaction at hand */
-    uint32_t dense_left;    /* transactions that copy pages yet, because so much is changed in each */
-    uint32_t firm_newest;   /* the newest epoch with a pin that is not weak; 0: none */
+    size_t committed_count;  /* of the items, those of transactions before the one at hand */
+    uint64_t page_count;     /* pages of the last commit that are changed in place since */
+    uint64_t note_count[2];  /* of the transaction at hand, by the table that the pages are in */
+    uint64_t noted_pages[2]; /* those that they are of */
+    uint32_t dense_left[2];  /* transactions that copy pages yet, because so much is changed in each */
+    uint32_t firm_newest;    /* the newest epoch with a pin that is not weak; 0: none */
 } quire_undo;
 
 /* Pages of a weak snapshot as they were, made up from what they are and the notes. */

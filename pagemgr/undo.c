@@ -32,10 +32,11 @@
 #define BLOCK_BYTES_MIN (16u << 10)
 #define BLOCK_BYTES_MAX (4u << 20)
 /* Where so many places of each page change, copying the page once is quicker than noting them, and reading them back one by one. How it is with a
- * state does not change from one transaction to the next, so that it is tried again only after some. */
+ * state does not change from one transaction to the next, so that it is tried again only after some. The pages of a set's two tables, records and hash table for one, are
+ * not alike in this. */
 #define DENSE_NOTES        12u
 #define DENSE_NOTES_MIN    4096u
-#define DENSE_TRANSACTIONS 16u
+#define DENSE_TRANSACTIONS 8u
 
 struct quire_note {
     quire_note
@@ -169,7 +170,6 @@ static bool note_add(quire_arena *arena, uint32_t frame, const uint8_t *page, si
         }
     }
     quire_note *note = (quire_note *)((uint8_t *)block + block->used), *head = undo->heads[frame];
-    undo->note_count++;
     note->previous = head;
     note->previous_epoch = head == NULL ? 0 : head->epoch;
     note->epoch = arena->epoch_writing;
@@ -257,17 +257,24 @@ static void log_trim(quire_arena *arena) {
     }
 }
 
+static void counts_reset(quire_undo *undo) {
+    memset(undo->note_count, 0, sizeof undo->note_count);
+    memset(undo->noted_pages, 0, sizeof undo->noted_pages);
+    undo->page_count = 0;
+}
+
 void quire_undo_committed(quire_arena *arena) {
     quire_undo *undo = &arena->undo;
-    uint64_t pages = undo->item_count - undo->committed_count;
-    undo->dense_left -= undo->dense_left > 0;
-    if (undo->note_count > DENSE_NOTES_MIN && undo->note_count > DENSE_NOTES * pages) {
-        undo->dense_left = DENSE_TRANSACTIONS;
+    for (unsigned table = 0; table < 2; table++) {
+        undo->dense_left[table] -= undo->dense_left[table] > 0;
+        if (undo->note_count[table] > DENSE_NOTES_MIN &&
+            undo->note_count[table] > DENSE_NOTES * undo->noted_pages[table]) {
+            undo->dense_left[table] = DENSE_TRANSACTIONS;
+        }
     }
-    undo->note_count = 0;
+    counts_reset(undo);
     log_trim(arena);
     undo->committed_count = undo->item_count;
-    undo->page_count = 0;
     /* Where weak pins keep the log until the next transaction begins, that one will find its blocks spare. */
     blocks_free(arena, &undo->spare);
 }
@@ -295,7 +302,7 @@ static void *borrow_first(quire_set *set, quire_page_id id, uint64_t entry, size
     quire_arena *arena = set->view.arena;
     quire_undo *undo = &arena->undo;
     uint32_t frame = QUIRE_ENTRY_FRAME(entry);
-    if (!arena->in_place || undo->dense_left > 0) {
+    if (!arena->in_place || undo->dense_left[id >> 31] > 0) {
         return quire_page_copy_on_write(set, id);
     }
     if (undo->item_count == undo->committed_count) {
@@ -315,6 +322,8 @@ static void *borrow_first(quire_set *set, quire_page_id id, uint64_t entry, size
     if ((arena->extra_refs != NULL && arena->extra_refs[frame] > 0) || !note_add(arena, frame, page, offset, count)) {
         return quire_page_copy_on_write(set, id);
     }
+    undo->note_count[id >> 31]++;
+    undo->noted_pages[id >> 31]++;
     undo->items[undo->item_count++] = (quire_amended){set->set_id, id, frame, arena->epoch_writing};
     undo->page_count += (uint32_t)(entry >> 32) <= arena->epoch_committed;
     *place = (uint64_t)arena->epoch_writing << 32 | QUIRE_ENTRY_BORROWED | frame;
@@ -329,6 +338,7 @@ void *quire_page_borrow(quire_set *set, quire_page_id id, uint64_t entry, size_t
         return borrow_first(set, id, entry, offset, count);
     }
     uint8_t *page = quire_frame(&set->view, frame);
+    arena->undo.note_count[id >> 31]++;
     bool noted = page != NULL &&
                  ((again && is_noted(arena, frame, offset, count)) || note_add(arena, frame, page, offset, count));
     return noted ? page : quire_page_copy_on_write(set, id);
@@ -353,8 +363,7 @@ void quire_undo_roll_back(quire_arena *arena, uint32_t epoch) {
     }
     undo->item_count = kept;
     undo->committed_count = kept;
-    undo->page_count = 0;
-    undo->note_count = 0;
+    counts_reset(undo);
 }
 
 bool quire_undo_pinned_after(quire_arena *arena, const quire_snap *snap) {
@@ -477,8 +486,7 @@ int quire_undo_settle(quire_arena *arena) {
     }
     undo->floor = arena->epoch_committed;
     undo->item_count = undo->committed_count = 0;
-    undo->page_count = 0;
-    undo->note_count = 0;
+    counts_reset(undo);
     blocks_free(arena, &undo->first);
     undo->last = NULL;
     return QUIRE_OK;
