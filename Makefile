@@ -18,7 +18,7 @@ help:
 	@echo "make conformance  run all of Spark's own streaming tests on Quire's provider (takes an hour)"
 	@echo "make faults  kill writers at every step, damage and fuzz files of checkpoints, all cases there are (takes two hours)"
 	@echo "make lint    check format, style and types of the Python and C code"
-	@echo "make bench   run the benchmarks"
+	@echo "make bench   run the benchmarks: the quick ones, at most 15 minutes on two cores"
 	@echo "make clean   remove everything that was built (downloads stay in pip's and Maven's caches)"
 
 $(STAMPS)/venv: tools/check_machine.sh
@@ -67,8 +67,9 @@ lint: $(STAMPS)/tools
 	@echo "Lint: all clean"
 
 bench: $(STAMPS)/tools
-	@mkdir -p build && $(BIN)/quire bench run --quick --json build/bench.json && $(BIN)/quire bench report build/bench.json --html build/bench.html --markdown build/bench.md
-	@echo "Report: build/bench.html, build/bench.md; numbers: build/bench.json"
+	@mkdir -p build; $(BIN)/quire bench run --quick --json build/bench.json >build/bench.txt; code=$$?; \
+	  $(BIN)/quire bench report build/bench.json --html build/bench.html --markdown build/bench.md && \
+	  echo "Report: build/bench.html, or build/bench.md with plots in build/bench/; numbers: build/bench.json"; exit $$code
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info src/*.egg-info src/quire/*.so .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -1,27 +1,24 @@
-"""The family "checkpoint": how long a program stands still for one, how soon it is back, what a log costs.
+"""The family "checkpoint": what the modes of checkpoints cost.
 
-    checkpoint.prepare    what a program waits for before a checkpoint of all its state can be written
-    checkpoint.restart    a state from its file: mapped, read, or replayed record by record
     checkpoint.log        mode cec: what a commit costs with and without records written again, how long the log is,
                           and what recovery from it takes
 
-The first two take sizes in MB of state, the last in keys. Keys of 16 bytes, values of 64.
+Keys of 16 bytes, values of 64. What a program waits for before a checkpoint, and how soon it is back from one, are
+``papers.prepare`` and ``papers.recovery``.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from quire.bench.core import Benchmark, Case, Measurement, Watch
-from quire.bench.data import RECORD_BYTES, Ids, WrongResult, keys_of, uniform, values_of, zipf
-from quire.checkpoint import cec, delta
+from quire.bench.data import Ids, WrongResult, keys_of, uniform, values_of, zipf
+from quire.checkpoint import cec
 from quire.structures import Map, PageManager
 
 CHUNK_ROWS = 1 << 18
-PREPARE_CALLS = 200
 LOG_COMMITS = 60
 LOG_SHARE = 20  # a commit changes one in so many keys
 UNBOUNDED = 1e6  # a target that no log of these reaches
@@ -40,67 +37,6 @@ def put(store: Map, ids: Ids, version: int) -> None:
     for start in range(0, len(ids), CHUNK_ROWS):
         piece = ids[start : start + CHUNK_ROWS]
         store.put_many(rows(keys_of(piece)), rows(values_of(piece, np.full(len(piece), version))))
-
-
-def filled(pm: PageManager, megabytes: int) -> int:
-    """Fills a map until the arena holds so much; gives the number of records."""
-    store, total = pm.map("bench"), 0
-    while pm.stats().bytes_held < megabytes << 20 and total * RECORD_BYTES < megabytes << 20:
-        put(store, np.arange(total, total + CHUNK_ROWS // 8), 0)
-        total += CHUNK_ROWS // 8
-        pm.commit()
-    return total
-
-
-def prepare(case: Case) -> Iterator[Measurement]:
-    """checkpoint.prepare"""
-    with PageManager() as pm:
-        records = filled(pm, case.size)
-        watch = Watch()
-        if case.peer == "snapshot":
-            for _ in range(PREPARE_CALLS):
-                watch.time(lambda: pm.snapshot().close())
-            yield Measurement("stand-still", watch.seconds / PREPARE_CALLS * 1e3, "ms", records, "pm.snapshot()")
-        else:
-            payloads = watch.time(delta.write, pm)
-            if sum(map(len, payloads)) < records * RECORD_BYTES:
-                raise WrongResult("what was serialised is less than what is there")
-            yield Measurement("stand-still", watch.seconds * 1e3, "ms", records, "quire.checkpoint.delta.write(pm)")
-
-
-def restart(case: Case) -> Iterator[Measurement]:
-    """checkpoint.restart"""
-    image = case.folder / "state.image"
-    with PageManager() as pm:
-        records = filled(pm, case.size)
-        with pm.snapshot() as snapshot:
-            snapshot.save(image)
-        payloads = delta.write(pm) if case.peer == "replayed" else []
-    ways: dict[str, Callable[[], PageManager]] = {
-        "mapped": lambda: PageManager.from_image(image),
-        "read": lambda: PageManager.from_image(Path(image).read_bytes()),
-        "replayed": lambda: replayed(payloads),
-    }
-    watch, first, all_of_it = Watch(), Watch(), Watch()
-    with watch.time(ways[case.peer]) as pm:
-        store = pm.map("bench")
-        ids = uniform(records, min(records, 100_000), case.random())
-        first.time(store.get, bytes(keys_of(ids[:1])[0]))
-        found = all_of_it.time(store.get_many, rows(keys_of(ids)))
-        if found.null_count or len(store) != records:
-            raise WrongResult("records are missing")
-    yield Measurement("ready", watch.seconds * 1e3, "ms", records, "PageManager.from_image, or delta.apply")
-    yield Measurement("first get", first.seconds * 1e3, "ms", 1, "get")
-    yield Measurement("next 100,000 gets", all_of_it.seconds * 1e3, "ms", len(ids), "get_many")
-
-
-def replayed(payloads: list[bytes]) -> PageManager:
-    """A new state that payloads were applied to."""
-    pm = PageManager()
-    for payload in payloads:
-        delta.apply(pm, payload)
-    pm.commit()
-    return pm
 
 
 def drawn(case: Case, commit: int, random: np.random.Generator) -> Ids:
@@ -153,30 +89,10 @@ def log(case: Case) -> Iterator[Measurement]:
 
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
-    return 2.0 + case.size * (40e-6 if case.benchmark == "checkpoint.log" else 12e-3)
+    return 1.0 + case.size * 15e-6
 
 
 BENCHMARKS = (
-    Benchmark(
-        "checkpoint.prepare",
-        "what a program waits for before a checkpoint of its state can be written, by size in MB",
-        prepare,
-        {"all of the state": ("snapshot", "serialised")},
-        (64,),
-        (64, 512, 4096),
-        size_unit="MB",
-        reference="snapshot",
-    ),
-    Benchmark(
-        "checkpoint.restart",
-        "a state from its file: mapped, read, or replayed, by size in MB",
-        restart,
-        {"local disk": ("mapped", "read", "replayed")},
-        (64,),
-        (64, 512, 4096),
-        size_unit="MB",
-        reference="mapped",
-    ),
     Benchmark(
         "checkpoint.log",
         "mode cec: commits, length of the log and recovery, by target",
@@ -186,5 +102,7 @@ BENCHMARKS = (
         (1_000_000,),
         size_unit="keys",
         reference="no checks",
+        unplotted=("recovery per record read",),
+        rivals=(),
     ),
 )

@@ -18,7 +18,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number; less is better. ``state`` tells apart what is measured on one peer in several states."""
+    """One number; less is better, but of a rate (a unit by the second).
+
+    ``state`` tells apart what is measured on one peer in several states; ``size`` is for a case that goes through
+    several sizes by itself.
+    """
 
     measure: str
     value: float
@@ -84,14 +88,34 @@ class Measurement:
     operations: int
     call: str
     state: str = ""
+    size: int | None = None
 
 
 Function = Callable[[Case], Iterator[Measurement]]
 
 
+# Which number of a paper is meant: variant, peer, size, measure, as the benchmark has them.
+PaperPlace = tuple[str, str, int, str]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a paper measured of the same thing. ``finding`` is in its words, or says that there are none."""
+
+    source: str
+    finding: str
+    set_up: str
+    numbers: dict[PaperPlace, float] = field(default_factory=dict)
+    base: str = ""  # the peer that the others are compared with
+
+
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: for each variant its peers, and the sizes for a quick and a full run."""
+    """A benchmark: for each variant its peers, and the sizes for a quick and a full run.
+
+    ``axis`` is what the size is, for a plot over several. Measures of ``unplotted`` are in the tables only. ``rivals``
+    are the peers that Quire loses to where they are better; by default all that are not Quire themselves.
+    """
 
     name: str
     summary: str
@@ -102,6 +126,15 @@ class Benchmark:
     size_unit: str = "records"
     reference: str = "quire"
     repetitions_max: int = 1000
+    axis: str = ""
+    unplotted: tuple[str, ...] = ()
+    rivals: tuple[str, ...] | None = None
+    paper: Paper | None = None
+
+    @property
+    def family(self) -> str:
+        """What stands before the point."""
+        return self.name.partition(".")[0]
 
 
 class Bench:
@@ -458,7 +491,18 @@ def page_size(case: Case) -> Iterator[Measurement]:
         pm.check()
 
 
-SIZES_QUICK, SIZES_FULL = (100_000, 1_000_000), (100_000, 1_000_000, 10_000_000)
+START_SECONDS = 0.6  # of one process, imports included
+# Roughly what one record costs in one case.
+MICROSECONDS = {"quire": 2.0, "lmdb": 5.0, "rocksdb": 10.0, "sqlite": 11.0, "dict": 3.0, "sorteddict": 7.0}
+
+
+def estimate(case: Case) -> float:
+    """Roughly how many seconds a case takes."""
+    records = (case.size << 20) // RECORD_BYTES if case.benchmark == "core.snapshot" else case.size
+    return START_SECONDS + records * MICROSECONDS[case.peer.partition(":")[0]] / 1e6
+
+
+SIZES_FULL = (100_000, 1_000_000, 10_000_000)
 
 BENCHMARKS = (
     Benchmark(
@@ -466,7 +510,7 @@ BENCHMARKS = (
         "bulk put, get, update, remove on the unordered map",
         bulk_map,
         {"map": (*STORES, "dict")},
-        SIZES_QUICK,
+        (1_000_000,),
         SIZES_FULL,
     ),
     Benchmark(
@@ -474,7 +518,7 @@ BENCHMARKS = (
         "bulk put, get, scan, ranges, remove on the ordered map",
         bulk_ordered,
         {"ordered": (*STORES, "sorteddict")},
-        SIZES_QUICK,
+        (1_000_000,),
         SIZES_FULL,
     ),
     Benchmark(
@@ -498,9 +542,10 @@ BENCHMARKS = (
         "opening a snapshot, and updates while one is open, by size of the state",
         snapshot,
         {"map": ("quire",)},
-        (64, 256, 1024),
+        (64, 256),
         (64, 256, 1024, 4096),
         size_unit="MB",
+        axis="state, MB",
     ),
     Benchmark(
         "core.memory",
@@ -512,7 +557,7 @@ BENCHMARKS = (
             "ordered random": ("quire",),
             "ordered sequential": ("quire",),
         },
-        SIZES_QUICK,
+        (300_000,),
         SIZES_FULL,
         repetitions_max=1,
     ),
@@ -521,15 +566,16 @@ BENCHMARKS = (
         "cost per operation by number of records, both maps",
         curve,
         {"map": ("quire", "dict"), "ordered": ("quire", "lmdb")},
-        (10_000, 30_000, 100_000, 300_000, 1_000_000),
+        (10_000, 30_000, 100_000, 300_000),
         (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000),
+        axis="records",
     ),
     Benchmark(
         "core.page-size",
         "time and memory by page size, unordered map",
         page_size,
         {"map": tuple(f"quire:{1024 << power}" for power in range(7))},
-        (1_000_000,),
+        (300_000,),
         (1_000_000,),
         reference="quire:4096",
     ),

@@ -8,9 +8,12 @@ import platform
 import re
 import shutil
 import sqlite3
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from quire.jvm_bridge import jar as jars
 
 SHARED_MEMORY = Path("/dev/shm")
 PACKAGES = ("quire", "lmdb", "rocksdict", "sortedcontainers", "numpy", "pyarrow", "pyspark")
@@ -51,7 +54,17 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
+    found["java"] = java_version()
     return found
+
+
+def java_version() -> str:
+    """The version of the JVM that cases with Spark run in."""
+    try:
+        told = subprocess.run([jars.find_java().command, "-version"], capture_output=True, text=True, check=False)
+    except (jars.BuildError, OSError):
+        return "not installed"
+    return first(r'version "([^"]+)"', told.stderr, "unknown")
 
 
 def storage(bytes_needed: int) -> tuple[Path, str]:

@@ -306,9 +306,8 @@ def operators(case: Case) -> Iterator[Measurement]:
 
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
-    if case.size <= TINY:
-        return 20.0
-    return (30.0 if case.peer in BATCHES else 200.0) + case.size * 4e-6
+    own = {"transformWithState": 70.0, "applyInPandasWithState": 130.0, "transformWithStateInPandas": 210.0}
+    return own.get(case.peer, 30.0) + case.size * 4e-6
 
 
 OWN = ("applyInPandasWithState", "transformWithStateInPandas", "transformWithState")
@@ -335,6 +334,6 @@ BENCHMARKS = (
         "how often each key came, by the number of keys held",
         ("quire", "limit"),
         1_000_000,
-        (1_000_000, 10_000_000),
+        (100_000, 1_000_000, 10_000_000),
     ),
 )

@@ -1,7 +1,7 @@
 """Runs benchmarks: each case in a process of its own, repetitions of all peers interleaved, results saved as they come.
 
-A case that fails is noted with its reason and not repeated; its numbers do not count. Ctrl-C ends the run and keeps
-what there is.
+A case that fails is noted with its reason and not repeated, and none of its numbers count, those of earlier repetitions
+included. Ctrl-C ends the run and keeps what there is.
 """
 
 import contextlib
@@ -19,59 +19,119 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.bench import checkpoint, core, operators, spark
+from quire.bench import checkpoint, core, operators, papers, spark
 from quire.bench.core import Benchmark, Case, Measurement
 from quire.bench.data import KEY_BYTES, RECORD_BYTES, VALUE_BYTES, ZIPF_EXPONENT
 from quire.bench.machine import machine, storage, versions
 from quire.bench.peers import MissingPeer
 
-BENCHMARKS = core.BENCHMARKS + checkpoint.BENCHMARKS + spark.BENCHMARKS + operators.BENCHMARKS
+# A family is a module: its benchmarks, and how long a case of them takes.
+FAMILIES: dict[str, Any] = {
+    "core": core,
+    "papers": papers,
+    "checkpoint": checkpoint,
+    "spark": spark,
+    "python": operators,
+}
+BENCHMARKS: tuple[Benchmark, ...] = tuple(each for family in FAMILIES.values() for each in family.BENCHMARKS)
 FORMAT = 1
 CASE_SECONDS_MAX = 3600
-START_SECONDS = 0.6  # of one process, imports included
-# Roughly what one record costs in one case, for the estimate of a run's length.
-MICROSECONDS = {"quire": 2.0, "lmdb": 5.0, "rocksdb": 10.0, "sqlite": 11.0, "dict": 3.0, "sorteddict": 7.0}
 FILES_PER_RECORD_BYTES = 6 * RECORD_BYTES
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is asked to do."""
+    """What a run is asked to do: all cases once, and again while the estimates stay within ``seconds_max``."""
 
     mode: str
     repetitions: int
     seed: int
     operations_max: int
+    seconds_max: float = float("inf")
+    everything: bool = False  # all peers also in a quick run, for what was asked for by its name
 
     def sizes(self, benchmark: Benchmark) -> tuple[int, ...]:
         """How many records (or what the benchmark counts)."""
         return benchmark.full if self.mode == "full" else benchmark.quick
 
+    def takes(self, benchmark: Benchmark, variant: str, peer: str) -> bool:
+        """Whether a peer takes part."""
+        kept = QUICK_PEERS.get(f"{benchmark.name} {variant}", QUICK_PEERS.get(benchmark.name, (peer,)))
+        return self.mode == "full" or self.everything or peer in kept
 
-QUICK = Settings("quick", repetitions=3, seed=20, operations_max=200_000)
-FULL = Settings("full", repetitions=3, seed=20, operations_max=1 << 62)
+
+QUICK = Settings("quick", repetitions=3, seed=20, operations_max=200_000, seconds_max=14 * 60)
+FULL = Settings("full", repetitions=3, seed=20, operations_max=1 << 62, seconds_max=4 * 3600)
+# The peers that a quick run has of a benchmark, or of a variant of it, where it has not all; none: it is left to the
+# full run. With this a quick run of everything takes less than 15 minutes on two cores; a test adds up the estimates.
+QUICK_PEERS: dict[str, tuple[str, ...]] = {
+    "checkpoint.log": ("no checks", "Q = 2"),
+    "spark.operations": (),
+    "spark.aggregation": (*spark.DURABLE, "limit"),
+    "spark.deduplication": (),
+    "spark.join": ("quire", "hdfs"),
+    "spark.sessions": (),
+    "spark.transform": ("quire", "rocksdb-changelog"),
+    "spark.nexmark": (),
+    "spark.nexmark q5": ("quire", "hdfs"),
+    "spark.nexmark q8": ("quire", "hdfs"),
+    "spark.commits": (),
+    f"spark.commits {spark.HDFS}": ("quire", "hdfs"),
+    "spark.few_changes": (),
+    "spark.restart": (),
+    "spark.many_stores": (),
+    "python.count": ("quire", "transformWithState"),
+    "python.recent": (),
+    "python.held": (),
+}
 
 
 def chosen(names: Sequence[str]) -> list[Benchmark]:
     """The benchmarks of those names or families; all if there are none."""
     if not names:
         return list(BENCHMARKS)
-    found = [each for each in BENCHMARKS if each.name in names or each.name.partition(".")[0] in names]
-    known = {each.name for each in BENCHMARKS} | {each.name.partition(".")[0] for each in BENCHMARKS}
+    found = [each for each in BENCHMARKS if each.name in names or each.family in names]
+    known = {each.name for each in BENCHMARKS} | set(FAMILIES)
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"no benchmark named {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     return found
 
 
+def once(benchmark: Benchmark, settings: Settings) -> Iterator[list[Case]]:
+    """The cases of one repetition, those of one size and variant together."""
+    limit, seed = settings.operations_max, settings.seed
+    for size in settings.sizes(benchmark):
+        for variant, peers in benchmark.variants.items():
+            taken = [peer for peer in peers if settings.takes(benchmark, variant, peer)]
+            yield [Case(benchmark.name, variant, peer, size, limit, seed, Path()) for peer in taken]
+
+
+def seconds_once(benchmark: Benchmark, settings: Settings) -> float:
+    """Roughly how long one repetition of a benchmark takes."""
+    return sum(estimate(case) for group in once(benchmark, settings) for case in group)
+
+
+def repetitions(benchmarks: Sequence[Benchmark], settings: Settings) -> dict[str, int]:
+    """How often each benchmark is repeated: all once, the short ones more often first, while the time allows it."""
+    seconds = {each.name: seconds_once(each, settings) for each in benchmarks}
+    left = settings.seconds_max - sum(seconds.values())
+    given = dict.fromkeys(seconds, 1)
+    for wanted in range(2, settings.repetitions + 1):
+        for each in sorted(benchmarks, key=lambda each: seconds[each.name]):
+            if wanted <= each.repetitions_max and seconds[each.name] <= left:
+                left -= seconds[each.name]
+                given[each.name] = wanted
+    return given
+
+
 def plan(benchmarks: Sequence[Benchmark], settings: Settings) -> Iterator[tuple[int, Case]]:
     """All cases in the order they run, each with its repetition: A B C A B C, since the machine's speed drifts."""
+    given = repetitions(benchmarks, settings)
     for benchmark in benchmarks:
-        for size in settings.sizes(benchmark):
-            for variant, peers in benchmark.variants.items():
-                for repetition in range(min(settings.repetitions, benchmark.repetitions_max)):
-                    for peer in peers:
-                        limit, seed = settings.operations_max, settings.seed + repetition
-                        yield repetition, Case(benchmark.name, variant, peer, size, limit, seed, Path())
+        for group in once(benchmark, settings):
+            for repetition in range(given[benchmark.name]):
+                for case in group:
+                    yield repetition, replace(case, seed=settings.seed + repetition)
 
 
 def records(case: Case) -> int:
@@ -82,13 +142,15 @@ def records(case: Case) -> int:
 
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
-    if case.benchmark.startswith("checkpoint."):
-        return checkpoint.estimate(case)
-    if case.benchmark.startswith("spark."):
-        return spark.estimate(case)
-    if case.benchmark.startswith("python."):
-        return operators.estimate(case)
-    return START_SECONDS + records(case) * MICROSECONDS[case.peer.partition(":")[0]] / 1e6
+    seconds: float = FAMILIES[case.benchmark.partition(".")[0]].estimate(case)
+    return seconds
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 # ------------------------------------------------------------------------------------------------ one case
@@ -107,7 +169,7 @@ def child() -> None:
     try:
         outcome: dict[str, Any] = {"measurements": [asdict(each) for each in run_case(case)]}
     except MissingPeer as missing:
-        outcome = {"reason": str(missing)}
+        outcome = {"reason": str(missing), "missing": True}
     except Exception as error:
         outcome = {"reason": f"{type(error).__name__}: {error}"}
     (case.folder / "outcome.json").write_text(json.dumps(outcome))
@@ -162,6 +224,8 @@ def run_isolated(case: Case, interrupt: Interrupt) -> list[Measurement]:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         last = errors.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing on its standard error"]
         raise CaseFailed(f"the process ended with {how}: {last[0]}") from None
+    if outcome.get("missing"):
+        raise MissingPeer(outcome["reason"])
     if "reason" in outcome:
         raise CaseFailed(outcome["reason"])
     return [Measurement(**each) for each in outcome["measurements"]]
@@ -188,7 +252,10 @@ class Run:
             "machine": machine(),
             "versions": versions(),
             "settings": {
-                **asdict(settings),
+                **{
+                    name: value for name, value in asdict(settings).items() if name not in ("seconds_max", "everything")
+                },
+                "repetitions": repetitions(benchmarks, settings),
                 "benchmarks": [each.name for each in benchmarks],
                 "key_bytes": KEY_BYTES,
                 "value_bytes": VALUE_BYTES,
@@ -206,10 +273,11 @@ class Run:
     def add(self, case: Case, repetition: int, measurement: Measurement) -> None:
         """One more number."""
         peer = f"{case.peer} {measurement.state}".strip()
-        key = (case.benchmark, case.variant, str(case.size), peer, measurement.measure)
+        size = case.size if measurement.size is None else measurement.size
+        key = (case.benchmark, case.variant, str(size), peer, measurement.measure)
         entry = self.results.get(key)
         if entry is None:
-            entry = {**place_of(case), "peer": peer}
+            entry = {**place_of(case), "peer": peer, "size": size, "case": place_of(case)}
             entry |= {"measure": measurement.measure, "unit": measurement.unit, "operations": measurement.operations}
             entry |= {"calls": [], "repetitions": [], "values": []}
             self.results[key] = entry
@@ -221,9 +289,12 @@ class Run:
         values = entry["values"]
         entry |= {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
-    def fail(self, case: Case, repetition: int, reason: str) -> None:
-        """A case that gave no numbers."""
-        self.document["failures"].append({**place_of(case), "repetition": repetition, "reason": reason})
+    def fail(self, case: Case, repetition: int, reason: str, missing: bool) -> None:
+        """A case that gave no numbers; those that it gave before are withdrawn. missing: the peer is not installed."""
+        failure = {**place_of(case), "repetition": repetition, "reason": reason, "missing": missing}
+        self.document["failures"].append(failure)
+        self.results = {key: each for key, each in self.results.items() if each["case"] != place_of(case)}
+        self.document["results"] = list(self.results.values())
 
     def save(self, file: Path | None, state: str) -> None:
         """Writes the file anew, as a whole or not at all."""
@@ -243,6 +314,7 @@ class Progress:
     def __init__(self, total_seconds: float) -> None:
         self._total, self._done, self._started = total_seconds, 0.0, time.monotonic()
         self._last_line = 0.0
+        self.failed = 0
         self._bar: Any = None
         if sys.stderr.isatty():
             with contextlib.suppress(ImportError):
@@ -261,7 +333,7 @@ class Progress:
         pace = spent / self._done if self._done > 20 else 1.0
         left = (self._total - self._done) * pace
         text = f"{case.benchmark} {case.variant} {case.size} {case.peer}, run {repetition + 1}"
-        text += f"; about {left / 60:.0f} min left"
+        text += f"; about {duration(left)} left" + (f"; {self.failed} failed" if self.failed else "")
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, description=text)
         elif spent - self._last_line >= self.LINE_SECONDS or not self._done:
@@ -294,6 +366,7 @@ def run(benchmarks: Sequence[Benchmark], settings: Settings, file: Path | None, 
                 progress.show(case, repetition)
                 if place not in failed and not run_one(results, case, repetition, folder, interrupt, isolate):
                     failed.add(place)
+                    progress.failed = sum(not each["missing"] for each in results.document["failures"])
                 progress.step(estimate(case))
                 results.save(file, "running")
                 if interrupt.came:
@@ -310,13 +383,14 @@ def run(benchmarks: Sequence[Benchmark], settings: Settings, file: Path | None, 
 def run_one(results: Run, case: Case, repetition: int, folder: Path, interrupt: Interrupt, isolate: bool) -> bool:
     """Runs a case and notes its numbers or why there are none."""
     started = time.monotonic()
-    work = Path(tempfile.mkdtemp(prefix="quire-bench-", dir=folder))
+    work = Path(tempfile.mkdtemp(prefix=f"quire-bench-{os.getpid()}-", dir=folder))
     case = replace(case, folder=work)
     try:
         measurements = run_isolated(case, interrupt) if isolate else run_case(case)
     except Exception as error:
-        known = isinstance(error, (CaseFailed, MissingPeer))
-        results.fail(case, repetition, str(error) if known else f"{type(error).__name__}: {error}")
+        missing = isinstance(error, MissingPeer)
+        known = missing or isinstance(error, CaseFailed)
+        results.fail(case, repetition, str(error) if known else f"{type(error).__name__}: {error}", missing)
         return False
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,12 +1,18 @@
 """The family "spark": Quire's state store provider beside Spark's own, each case in a JVM of its own.
 
     spark.operations      put, get, delete, evict, merge, as Spark's StateStoreBasicOperationsBenchmark does them
-    spark.aggregation     a streaming query: count, min and max per key, seconds a batch, memory
-    spark.commits         bytes and time of commits that update some of a state of wide rows
+    spark.aggregation     a streaming query: count, min and max per key
+    spark.deduplication   a streaming query: rows whose id has not come before
+    spark.join            a streaming query: impressions with their clicks, by time, or without
+    spark.sessions        a streaming query: visits by user and session
+    spark.transform       a streaming query: transformWithState with a value and a list per key
+    spark.nexmark         Nexmark's queries 3, 4, 5, 7, 8, 9, 11, 12, by number of events
+    spark.commits         bytes and time of commits that update some of a state of wide rows, on local disk and HDFS
     spark.few_changes     a commit of 1,000 changed keys, on a small and on a large state
-    spark.restart         a new provider loads a checkpoint: a full copy (of cec: its log), and five commits beyond it
+    spark.restart         a new provider loads a checkpoint: a full copy (of cec: its log) and five commits, from either
     spark.many_stores     empty stores, all open in one JVM
 
+docs/benchmarks.md says what each does, how it knows that its result is right, and what is set for whom.
 Three peers are there for scale: ``limit`` keeps nothing, so that a query costs Spark's own work and no more;
 ``limit-answering`` says the same value for every key, so that Spark has old rows to merge, as with a real store;
 ``heap-map`` is a bare hash map in the heap with nothing durable. The work is done in Scala (``bench/scala``), which
@@ -14,6 +20,7 @@ checks all results and writes one line of JSON for each number. Checkpoints and 
 the case.
 """
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -22,6 +29,7 @@ from typing import Any
 
 from quire.bench.core import Benchmark, Case, Measurement
 from quire.bench.data import WrongResult
+from quire.bench.hdfs_cluster import CLIENT, Cluster, ClusterError
 from quire.bench.peers import MissingPeer
 from quire.jvm_bridge import jar as jars
 
@@ -36,10 +44,11 @@ OPEN_PACKAGES = (
 
 STORE = "spark.sql.streaming.stateStore."
 SPARKS_OWN = "org.apache.spark.sql.execution.streaming.state."
+# By default it looks up each key that it puts or removes, to count its rows: Spark's own advice is to do without.
 ROCKSDB = {
     "providerClass": SPARKS_OWN + "RocksDBStateStoreProvider",
     "rocksdb.changelogCheckpointing.enabled": "false",
-    "rocksdb.trackTotalNumberOfRows": "true",
+    "rocksdb.trackTotalNumberOfRows": "false",
 }
 QUIRE = {"providerClass": "io.quire.spark.QuireStateStoreProvider"}
 # Each peer by its settings under STORE; all others are Spark's defaults.
@@ -51,13 +60,14 @@ PROVIDERS: dict[str, dict[str, str]] = {
     "hdfs": {"providerClass": SPARKS_OWN + "HDFSBackedStateStoreProvider"},
     "rocksdb": ROCKSDB,
     "rocksdb-changelog": ROCKSDB | {"rocksdb.changelogCheckpointing.enabled": "true"},
-    "rocksdb-untracked": ROCKSDB | {"rocksdb.trackTotalNumberOfRows": "false"},
+    "rocksdb-counting": ROCKSDB | {"rocksdb.trackTotalNumberOfRows": "true"},
     "heap-map": {"providerClass": "io.quire.bench.HeapMapProvider"},
     "limit-answering": {"providerClass": "io.quire.bench.AnsweringLimitProvider"},
     "limit": {"providerClass": "io.quire.bench.LimitProvider"},
 }
 FOR_SCALE = ("heap-map", "limit-answering", "limit")
-SETTINGS = f"local[2], 2 partitions, heap of {HEAP} at most, Spark's default settings"
+SETTINGS = f"local[2], 2 partitions, heap of {HEAP} at most, Spark's default settings but for docs/benchmarks.md"
+LOCAL, HDFS, HDFS_ALONE = "local disk", "HDFS", "HDFS, a full copy alone"
 
 SECONDS_OF_OPERATIONS = 1.5  # for each kind, warm-up included
 SECONDS_OF_FEW_CHANGES = 30
@@ -80,6 +90,8 @@ def command(case: Case, work: str, **arguments: object) -> list[str]:
     local.mkdir(exist_ok=True)
     options: dict[str, object] = {"size": case.size, "seed": case.seed, "folder": case.folder, **arguments}
     options |= {STORE + name: value for name, value in PROVIDERS[case.peer].items()}
+    if case.peer.startswith("quire"):
+        options |= {"spark.sql.extensions": "io.quire.spark.QuireExtensions"}
     options |= {"spark.local.dir": local, "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": 2}
     return [
         *(str(java), f"-Xmx{HEAP}", f"-Djava.io.tmpdir={local}", "-Dlog4j2.level=error"),
@@ -117,21 +129,52 @@ def operations(case: Case) -> Iterator[Measurement]:
     return jvm(case, "operations", seconds=seconds, merges=str(case.peer != "hdfs").lower())
 
 
-def aggregation(case: Case) -> Iterator[Measurement]:
-    """spark.aggregation: keys are drawn at random, so the last of 12 batches of a tenth of them finds 70 % known
+def query(case: Case) -> Iterator[Measurement]:
+    """spark.aggregation and the other queries over keys: the state has about so many in the end, where they expire
 
-    Small states get 24 batches: the first dozen is the JVM's warming up.
+    A batch is half as many rows, so that most batches run on compiled code and a full state; of millions of keys a
+    tenth. Keys of spark.aggregation and spark.transform are drawn, and 70 % of them have come by the twelfth batch.
     """
-    tiny = case.size < TINY
-    rows = case.size // (2 if case.size <= 1_000_000 else 10)
-    batches, measured = (3, 2) if tiny else (12, 4) if case.size > 1_000_000 else (24, 8)
+    name = case.benchmark.removeprefix("spark.")
+    if case.size < TINY:
+        rows, batches, measured = case.size // 2, 3, 2
+    elif case.size <= 1_000_000:
+        rows, batches, measured = case.size // 2, 24, 12
+    else:
+        rows, batches, measured = case.size // 10, 12 if name in ("aggregation", "transform") else 16, 4
+    return measured_query(case, name, rows, batches, measured)
+
+
+def nexmark(case: Case) -> Iterator[Measurement]:
+    """spark.nexmark: batches of two seconds of event time; windows are of ten"""
+    batches = 6 if case.size < TINY else 15 if case.size <= 1_000_000 else 30
+    return measured_query(case, case.variant, case.size // batches, batches, batches // 2)
+
+
+def measured_query(case: Case, name: str, rows: int, batches: int, measured: int) -> Iterator[Measurement]:
+    """A query by its name in Queries.scala."""
     checked = str(not case.peer.startswith("limit")).lower()
-    return jvm(case, "aggregation", rows=rows, batches=batches, measured=measured, checked=checked)
+    return jvm(case, name, rows=rows, batches=batches, measured=measured, checked=checked)
+
+
+@contextlib.contextmanager
+def state_folder(case: Case) -> Iterator[dict[str, object]]:
+    """The arguments by which a case's variant has its stores on the local disk or on a new HDFS on this machine."""
+    if case.variant not in (HDFS, HDFS_ALONE):
+        yield {}
+        return
+    try:
+        with Cluster(case.folder / "hdfs") as cluster:
+            client = {f"spark.hadoop.{name}": value for name, value in CLIENT.items()}
+            yield {"folder": cluster.uri("/case"), **client}
+    except (ClusterError, jars.BuildError) as error:
+        raise MissingPeer(str(error)) from None
 
 
 def commits(case: Case) -> Iterator[Measurement]:
     """spark.commits; no base is written meanwhile"""
-    return jvm(case, "commits", repeats=1 if case.size < TINY else 5)
+    with state_folder(case) as where:
+        yield from jvm(case, "commits", repeats=1 if case.size < TINY else 5, **where)
 
 
 def few_changes(case: Case) -> Iterator[Measurement]:
@@ -144,9 +187,10 @@ def few_changes(case: Case) -> Iterator[Measurement]:
 
 def restart(case: Case) -> Iterator[Measurement]:
     """spark.restart; the checkpoint is written by one JVM and loaded by another"""
-    changes = 5 if case.variant == COMMITS_TOO else 0
-    list(jvm(case, "restart_fill", changes=changes))
-    return jvm(case, "restart_load", changes=changes)
+    changes = 0 if case.variant == HDFS_ALONE else 5
+    with state_folder(case) as where:
+        list(jvm(case, "restart_fill", changes=changes, **where))
+        yield from jvm(case, "restart_load", changes=changes, **where)
 
 
 def many_stores(case: Case) -> Iterator[Measurement]:
@@ -156,45 +200,85 @@ def many_stores(case: Case) -> Iterator[Measurement]:
 
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
-    start, per_million = {
-        "spark.operations": (35.0, 0.0),
-        "spark.aggregation": (15.0, 15.0),
-        "spark.commits": (25.0, 60.0),
-        "spark.few_changes": (25.0, 10.0),
-        "spark.restart": (20.0, 15.0),
-        "spark.many_stores": (15.0, 0.0),
-    }[case.benchmark]
-    return start + per_million * case.size / 1e6
+    start, per_million = SECONDS[case.benchmark]
+    slowness = SLOWNESS.get(case.peer, 1.0) if per_million else 1.0
+    return (
+        start
+        + per_million * slowness * case.size / 1e6
+        + (CLUSTER_SECONDS if case.variant in (HDFS, HDFS_ALONE) else 0.0)
+    )
 
 
-COMMITS_TOO = "full copy and five commits"
+# What a case takes at least, and for a million keys or events on Quire.
+SECONDS = {
+    "spark.operations": (35.0, 0.0),
+    "spark.aggregation": (15.0, 20.0),
+    "spark.deduplication": (15.0, 20.0),
+    "spark.join": (22.0, 40.0),
+    "spark.sessions": (18.0, 30.0),
+    "spark.transform": (18.0, 40.0),
+    "spark.nexmark": (24.0, 6.0),
+    "spark.commits": (15.0, 60.0),
+    "spark.few_changes": (25.0, 10.0),
+    "spark.restart": (20.0, 15.0),
+    "spark.many_stores": (15.0, 0.0),
+}
+SLOWNESS = {
+    "hdfs": 2.0,
+    "heap-map": 2.0,
+    "rocksdb": 5.0,
+    "rocksdb-changelog": 5.0,
+    "limit": 0.7,
+    "limit-answering": 0.7,
+}
+CLUSTER_SECONDS = 12.0
+
 MODES = ("quire", "quire-pages", "quire-cec", "quire-auto")
 DURABLE = ("quire", "hdfs", "rocksdb-changelog")
+PEERS = ("quire", "hdfs", "rocksdb", "rocksdb-changelog")
+NEXMARK = ("q3", "q4", "q5", "q7", "q8", "q9", "q11", "q12")
+KEYS_FULL = (100_000, 1_000_000, 10_000_000)
+
+
+def query_benchmark(name: str, summary: str, peers: tuple[str, ...] = PEERS) -> Benchmark:
+    """One of the queries over keys."""
+    summary = f"{summary}, in a streaming query: a batch with its commit, memory, restart"
+    return Benchmark(name, summary, query, {"query": peers}, (100_000,), KEYS_FULL, size_unit="keys")
+
 
 BENCHMARKS = (
     Benchmark(
         "spark.operations",
         "put, get, delete, evict, merge, as Spark's StateStoreBasicOperationsBenchmark does them",
         operations,
-        {"provider": ("quire", "hdfs", "rocksdb", "rocksdb-untracked")},
+        {"provider": ("quire", "hdfs", "rocksdb", "rocksdb-counting")},
         (10_000,),
         (10_000, 100_000),
     ),
+    query_benchmark("spark.aggregation", "count, min and max per key", (*PEERS, *FOR_SCALE)),
+    query_benchmark("spark.deduplication", "rows whose id has not come before"),
+    query_benchmark("spark.join", "impressions with their clicks, by time, or without"),
+    query_benchmark("spark.sessions", "visits by user and session"),
+    query_benchmark(
+        "spark.transform",
+        "transformWithState with a value and a list per key",
+        ("quire", "rocksdb", "rocksdb-changelog"),
+    ),
     Benchmark(
-        "spark.aggregation",
-        "count, min and max per key in a streaming query: a batch with its commit, and memory",
-        aggregation,
-        {"update mode": ("quire", "hdfs", "rocksdb", "rocksdb-changelog", *FOR_SCALE)},
-        (1_000_000,),
-        (1_000_000, 10_000_000),
-        size_unit="keys",
+        "spark.nexmark",
+        "Nexmark's queries that keep a state: a batch with its commit, memory, restart",
+        nexmark,
+        dict.fromkeys(NEXMARK, PEERS),
+        (600_000,),
+        (3_000_000,),
+        size_unit="events",
     ),
     Benchmark(
         "spark.commits",
         "commits that update some of a state of wide rows: time, and bytes written",
         commits,
-        {"provider": (*MODES, "hdfs", "rocksdb-changelog")},
-        (100_000,),
+        dict.fromkeys((LOCAL, HDFS), (*MODES, "hdfs", "rocksdb-changelog")),
+        (50_000,),
         (1_000_000,),
         size_unit="keys",
     ),
@@ -211,8 +295,8 @@ BENCHMARKS = (
         "spark.restart",
         "a new provider loads a checkpoint: a full copy, or a log that needs none; and five commits beyond it",
         restart,
-        dict.fromkeys(("full copy", COMMITS_TOO), ("quire-pages", "quire-cec", *DURABLE)),
-        (1_000_000,),
+        dict.fromkeys((LOCAL, HDFS, HDFS_ALONE), (*MODES, "hdfs", "rocksdb-changelog")),
+        (200_000,),
         (1_000_000, 5_000_000),
         size_unit="keys",
     ),

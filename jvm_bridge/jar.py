@@ -282,7 +282,7 @@ def program(name: str, sources: Sequence[Path], *libraries: Path) -> Path:
     for source in sources:
         sha.update(source.read_bytes())
     path = cache_folder() / f"{name}-spark-{spark_version(spark)}-{sha.hexdigest()[:12]}.jar"
-    with lock(path.with_suffix(".lock")):
+    with lock(path.parent / "lock"):  # the same as Quire's jar has: whoever holds it clears what is staged
         if not path.exists():
             with staging(path.parent) as stage:
                 compiled = stage / path.name

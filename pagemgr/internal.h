@@ -128,6 +128,8 @@ typedef struct {
     size_t item_count, item_capacity;
     size_t committed_count; /* of the items, those of transactions before the one at hand */
     uint64_t page_count;    /* pages of the last commit that are changed in place since */
+    uint64_t note_count;    /* of the transaction at hand */
+    uint32_t dense_left;    /* transactions that copy pages yet, because so much is changed in each */
     uint32_t firm_newest;   /* the newest epoch with a pin that is not weak; 0: none */
 } quire_undo;
 

@@ -209,8 +209,10 @@ int quire_page_free(quire_set *set, quire_page_id id);
 
 uint8_t *quire_chunk_map(quire_arena *arena, uint32_t chunk); /* internal: maps a chunk this process has not seen yet */
 void *quire_page_copy_on_write(quire_set *set, quire_page_id id);
-void *quire_page_borrow(quire_set *set, quire_page_id id, size_t offset, size_t count);
+void *quire_page_borrow(quire_set *set, quire_page_id id, uint64_t entry, size_t offset, size_t count, bool again);
 const void *quire_page_read_weak(const quire_view *view, uint64_t entry);
+/* Whether reading made up a page since the last quire_view_forget. */
+bool quire_view_has_made_up(const quire_view *view);
 /* Frees the pages that reading a weak snapshot's view made up so far; pointers to them are gone. */
 void quire_view_forget(const quire_view *view);
 
@@ -274,13 +276,14 @@ static inline void *quire_page_write(quire_set *set, quire_page_id id) {
     return entry == 0 ? NULL : quire_page_copy_on_write(set, id);
 }
 
-/* The page for writing count bytes at offset, and no others: the same, or without a copy where the arena changes pages in place. */
-static inline void *quire_page_amend(quire_set *set, quire_page_id id, size_t offset, size_t count) {
+/* The page for writing count bytes at offset, and no others: the same, or without a copy where the arena changes pages in place.
+ * again: they may have been changed in this epoch before, so that it is worth looking for their note. */
+static inline void *quire_page_amend(quire_set *set, quire_page_id id, size_t offset, size_t count, bool again) {
     uint64_t entry = quire_page_entry(&set->view, id);
     if (QUIRE_LIKELY(quire_entry_is_own(entry, *set->epoch_writing))) {
         return quire_frame(&set->view, QUIRE_ENTRY_FRAME(entry));
     }
-    return quire_page_borrow(set, id, offset, count);
+    return entry == 0 ? NULL : quire_page_borrow(set, id, entry, offset, count, again);
 }
 
 /* Calls visit for every page of the view whose epoch is newer than since, and with in_use false for every free id in a

@@ -15,7 +15,7 @@
  *             U2 a frame as it was at epoch e is its bytes with all notes newer than e undone, the newest first.
  *             U3 notes newer than the oldest weak pin are there. A weak pin that this was broken for is marked lost, and can be
  *                neither read nor restored.
- *             U4 within an epoch a byte is noted once, by the first change: later ones find its note.
+ *             U4 the oldest note of a byte within an epoch has what lay there before; users see to it that there are not many.
  *             U5 tables of depth 0 have no borrowed pages: their root is in the catalog, not in a node.
  *
  * Ownership   The log belongs to the arena, and is charged to its limit; pages that a weak snapshot made up belong to the snapshot.
@@ -31,6 +31,11 @@
 
 #define BLOCK_BYTES_MIN (16u << 10)
 #define BLOCK_BYTES_MAX (4u << 20)
+/* Where so many places of each page change, copying the page once is quicker than noting them, and reading them back one by one. How it is with a
+ * state does not change from one transaction to the next, so that it is tried again only after some. */
+#define DENSE_NOTES        12u
+#define DENSE_NOTES_MIN    4096u
+#define DENSE_TRANSACTIONS 16u
 
 struct quire_note {
     quire_note
@@ -164,6 +169,7 @@ static bool note_add(quire_arena *arena, uint32_t frame, const uint8_t *page, si
         }
     }
     quire_note *note = (quire_note *)((uint8_t *)block + block->used), *head = undo->heads[frame];
+    undo->note_count++;
     note->previous = head;
     note->previous_epoch = head == NULL ? 0 : head->epoch;
     note->epoch = arena->epoch_writing;
@@ -253,6 +259,12 @@ static void log_trim(quire_arena *arena) {
 
 void quire_undo_committed(quire_arena *arena) {
     quire_undo *undo = &arena->undo;
+    uint64_t pages = undo->item_count - undo->committed_count;
+    undo->dense_left -= undo->dense_left > 0;
+    if (undo->note_count > DENSE_NOTES_MIN && undo->note_count > DENSE_NOTES * pages) {
+        undo->dense_left = DENSE_TRANSACTIONS;
+    }
+    undo->note_count = 0;
     log_trim(arena);
     undo->committed_count = undo->item_count;
     undo->page_count = 0;
@@ -278,43 +290,48 @@ static bool may_borrow(const quire_arena *arena, const quire_table *table, uint6
            (arena->extra_refs == NULL || arena->extra_refs[frame] == 0);
 }
 
-void *quire_page_borrow(quire_set *set, quire_page_id id, size_t offset, size_t count) {
+/* The page of this entry becomes one that is changed in place in this epoch, or is copied. */
+static void *borrow_first(quire_set *set, quire_page_id id, uint64_t entry, size_t offset, size_t count) {
     quire_arena *arena = set->view.arena;
     quire_undo *undo = &arena->undo;
-    quire_table *table = &set->view.table[id >> 31];
-    uint64_t entry = quire_page_entry(&set->view, id);
-    uint32_t frame = QUIRE_ENTRY_FRAME(entry), epoch = (uint32_t)(entry >> 32);
-    if (entry == 0) {
-        return NULL;
+    uint32_t frame = QUIRE_ENTRY_FRAME(entry);
+    if (!arena->in_place || undo->dense_left > 0) {
+        return quire_page_copy_on_write(set, id);
     }
-    bool borrowed = (entry & QUIRE_ENTRY_BORROWED) != 0 && epoch == arena->epoch_writing;
-    if (!borrowed && undo->item_count == undo->committed_count) {
+    if (undo->item_count == undo->committed_count) {
         log_trim(arena); /* the first of a transaction: what the one before left may be needed no more */
         undo->committed_count = undo->item_count;
     }
-    uint8_t *page = frame_bytes(arena, frame);
-    if (page == NULL || !arena->in_place || !may_borrow(arena, table, entry) || !heads_room(arena) ||
+    uint8_t *page = quire_frame(&set->view, frame);
+    if (page == NULL || !may_borrow(arena, &set->view.table[id >> 31], entry) || !heads_room(arena) ||
         !items_room(undo)) {
         return quire_page_copy_on_write(set, id);
     }
-    if (borrowed && is_noted(arena, frame, offset, count)) {
-        return page;
-    }
-    uint64_t *place = borrowed ? NULL : quire_page_place(set, id);
-    if (!borrowed && place == NULL) {
+    uint64_t *place = quire_page_place(set, id);
+    if (place == NULL) {
         return NULL;
     }
     /* Whether a clone has the frame, too, may have come out on the way. */
     if ((arena->extra_refs != NULL && arena->extra_refs[frame] > 0) || !note_add(arena, frame, page, offset, count)) {
         return quire_page_copy_on_write(set, id);
     }
-    if (!borrowed) {
-        undo->items[undo->item_count++] = (quire_amended){set->set_id, id, frame, arena->epoch_writing};
-        undo->page_count += epoch <= arena->epoch_committed;
-        *place = (uint64_t)arena->epoch_writing << 32 | QUIRE_ENTRY_BORROWED | frame;
-        arena->changed = true;
-    }
+    undo->items[undo->item_count++] = (quire_amended){set->set_id, id, frame, arena->epoch_writing};
+    undo->page_count += (uint32_t)(entry >> 32) <= arena->epoch_committed;
+    *place = (uint64_t)arena->epoch_writing << 32 | QUIRE_ENTRY_BORROWED | frame;
+    arena->changed = true;
     return page;
+}
+
+void *quire_page_borrow(quire_set *set, quire_page_id id, uint64_t entry, size_t offset, size_t count, bool again) {
+    quire_arena *arena = set->view.arena;
+    uint32_t frame = QUIRE_ENTRY_FRAME(entry);
+    if ((uint32_t)(entry >> 32) != arena->epoch_writing) { /* else it was borrowed in this epoch */
+        return borrow_first(set, id, entry, offset, count);
+    }
+    uint8_t *page = quire_frame(&set->view, frame);
+    bool noted = page != NULL &&
+                 ((again && is_noted(arena, frame, offset, count)) || note_add(arena, frame, page, offset, count));
+    return noted ? page : quire_page_copy_on_write(set, id);
 }
 
 void quire_undo_copied(quire_arena *arena, uint64_t entry) {
@@ -337,6 +354,7 @@ void quire_undo_roll_back(quire_arena *arena, uint32_t epoch) {
     undo->item_count = kept;
     undo->committed_count = kept;
     undo->page_count = 0;
+    undo->note_count = 0;
 }
 
 bool quire_undo_pinned_after(quire_arena *arena, const quire_snap *snap) {
@@ -460,6 +478,7 @@ int quire_undo_settle(quire_arena *arena) {
     undo->floor = arena->epoch_committed;
     undo->item_count = undo->committed_count = 0;
     undo->page_count = 0;
+    undo->note_count = 0;
     blocks_free(arena, &undo->first);
     undo->last = NULL;
     return QUIRE_OK;
@@ -539,6 +558,10 @@ const void *quire_page_read_weak(const quire_view *view, uint64_t entry) {
         *slot = (quire_made_up_page){frame, made_up->generation, page};
     }
     return slot->page;
+}
+
+bool quire_view_has_made_up(const quire_view *view) {
+    return view->weak != NULL && view->weak->made_up.used != 0;
 }
 
 void quire_view_forget(const quire_view *view) {

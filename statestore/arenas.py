@@ -13,8 +13,10 @@ that has the file open goes on to its end with it.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -27,7 +29,7 @@ from pathlib import Path
 
 from quire.checkpoint.pages import identity
 from quire.checkpoint.reader import Version
-from quire.pagemgr.errors import BusyError, InvalidError, IOFailedError, QuireError
+from quire.pagemgr.errors import BusyError, InvalidError, IOFailedError, NoSpaceError, QuireError
 from quire.structures import PageManager
 
 SHARED_MEMORY = "/dev/shm"
@@ -123,11 +125,16 @@ class Arenas:
         """Makes the folder, and says who uses it."""
         users = self.folder / "users"
         for _ in range(ENTER_TRIES):  # the folder may be swept from under our feet
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 users.mkdir(mode=0o700, parents=True, exist_ok=True)
                 (users / program()).touch(mode=0o600)
                 (self.folder / "owner").write_text(self._title)
                 return
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                kind = NoSpaceError if error.errno == errno.ENOSPC else IOFailedError
+                raise kind(f"{self.folder} cannot be used for arenas ({error}): give another arena_dir") from error
         raise IOFailedError(f"{self.folder} cannot be made: somebody removes it again and again")
 
     def open(self, partition: int, limit: int | str | None = None) -> tuple[PageManager, Mark] | None:
@@ -158,27 +165,30 @@ class Arenas:
             return None
 
     def leave(self, partition: int, mark: Mark) -> None:
-        """Says which version the arena is of that was just committed."""
+        """Says which version the arena is of that was just committed; without that it is of no use to the next."""
         found = {"version": mark.version.number, "id": mark.version.id, "point": mark.point}
         found |= {"identity": mark.identity, "epoch": mark.epoch}
         path = self._mark_path(partition)
         hidden = path.with_suffix(f".{os.getpid()}.tmp")
-        with contextlib.suppress(FileNotFoundError):  # swept meanwhile
+        try:
             hidden.write_text(json.dumps(found))
             hidden.replace(path)
+        except OSError:  # swept meanwhile, or there is no room: the version is in the checkpoint
+            hidden.unlink(missing_ok=True)
+            self.forget(partition)
 
     def forget(self, partition: int) -> None:
         """Removes a partition's arena; whoever has it open keeps it until they close it."""
         self._mark_path(partition).unlink(missing_ok=True)
         self.path(partition).unlink(missing_ok=True)
 
-    def sweep(self) -> None:
-        """Removes what nobody will use again, and what is too much, at most every half minute in a process."""
-        now = time.monotonic()
+    def sweep(self, now: bool = False) -> None:
+        """Removes what nobody will use again, and what is too much; but for now, every half minute in a process."""
+        clock = time.monotonic()
         with _sweep_lock:
-            if now - _last_sweep.get(str(self._root), -SWEEP_SECONDS) < SWEEP_SECONDS:
+            if not now and clock - _last_sweep.get(str(self._root), -math.inf) < SWEEP_SECONDS:
                 return
-            _last_sweep[str(self._root)] = now
+            _last_sweep[str(self._root)] = clock
         sweep(self._root, keep=self.folder)
 
 

@@ -20,6 +20,7 @@ class Manifest:
     by           the columns that say which partition a row belongs to; types: of these, as Spark says them.
     first_batch  the batch that it began with, or that this generation did.
     generation   how often the number of partitions was changed; names the folder of the partitions.
+    query        the id that Spark gave the query; "" if it is not known.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Manifest:
     partitions: int
     first_batch: int = 0
     generation: int = 0
+    query: str = ""
     format: int = field(default=FORMAT)
 
     @staticmethod

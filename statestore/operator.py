@@ -93,6 +93,8 @@ class Operator(ABC):
         [{'total': 6}]
         """
         schema = output_schema(self)
+        if isinstance(batches, (pa.RecordBatch, pa.Table)) or not isinstance(batches, Iterable):
+            raise InvalidError(f"run() takes a list of Arrow record batches, not {type(batches).__name__}")
         with contextlib.ExitStack() as stack:
             pages = stack.enter_context(PageManager()) if pm is None else pm
             try:
@@ -124,6 +126,8 @@ def execute(operator: Operator, pm: PageManager, batches: Iterable[pa.RecordBatc
     try:
         operator.open(state)
         for batch in batches:
+            if not isinstance(batch, pa.RecordBatch):
+                raise InvalidError(f"an operator is run on Arrow record batches, not on {type(batch).__name__}")
             if batch.num_rows:
                 yield from fitted(operator.process(in_utc(batch)), schema, f"{name}.process()")
         yield from fitted(operator.flush(), schema, f"{name}.flush()")
@@ -151,7 +155,7 @@ def fitted(output: Output, schema: pa.Schema, source: str) -> Iterator[pa.Record
     if isinstance(output, pa.Table):
         yield from fitted(output.to_batches(), schema, source)
         return
-    if not isinstance(output, Iterable) or isinstance(output, (str, bytes, dict)):
+    if not isinstance(output, (list, tuple, Iterator)):
         raise InvalidError(
             f"{source} gave {type(output).__name__}: give an Arrow record batch, a table, several of these, or None"
         )

@@ -19,7 +19,7 @@ from quire.checkpoint import Manager
 from quire.checkpoint.container import FileKind
 from quire.checkpoint.reader import Listing, Store, Version, counted_keys
 from quire.checkpoint.storage import Storage
-from quire.pagemgr.errors import BusyError, NotFoundError, QuireError
+from quire.pagemgr.errors import BusyError, IOFailedError, NoSpaceError, NotFoundError, QuireError
 from quire.statestore.arenas import Arenas, Mark
 from quire.structures import PageManager
 
@@ -93,8 +93,8 @@ class Partition:
         started = time.perf_counter()
         try:
             self._pm = self._load()
-        except BaseException:
-            self._close()
+        except BaseException as error:
+            self._close(error)
             raise
         self.measured.load_seconds = time.perf_counter() - started
         return self._pm
@@ -102,12 +102,14 @@ class Partition:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self._close(error)
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None) -> None:
         self._manager.close()
         if self._pm is not None:
             self._pm.close()
+        if isinstance(error, NoSpaceError):
+            self._place.arenas.sweep(now=True)  # for whoever tries again
 
     # ------------------------------------------------------------------------------------------------ before
 
@@ -136,6 +138,7 @@ class Partition:
                 pass  # whatever was wrong with the copy, the checkpoint decides
             pm.close()
         self._place.arenas.forget(self._partition)
+        self._place.arenas.sweep()  # there may be more to come than there was
         try:
             pm = self._manager_load(listing, wanted, os.fspath(self._place.arenas.path(self._partition)))
         except (BusyError, IOFailedError):
@@ -177,10 +180,10 @@ class Partition:
             return True
         if has.number >= wanted.number or self._batch == self._first:
             return False
-        missed = list(itertools.takewhile(lambda found: found.number > has.number, store.ancestors(listing, wanted)))
-        if len(missed) > CATCH_UP_MAX or listing.deltas[missed[-1]] is None:
+        way = list(itertools.islice(store.ancestors(listing, wanted), CATCH_UP_MAX))
+        if has not in way:
             return False
-        for version in reversed(missed):
+        for version in reversed(way[: way.index(has)]):
             file = listing.deltas[version]
             found = store.read(file)
             if found.header.kind != FileKind.DELTA:
@@ -198,7 +201,7 @@ class Partition:
         self._manager.commit(pm)
         version = self._manager.version_id
         if self._shared:
-            self._place.arenas.leave(self._partition, Mark(version, pm.epoch, self._manager.point))
+            self._place.arenas.leave(self._partition, Mark.of(pm, version, self._manager.point))
         self.measured.commit_seconds = time.perf_counter() - started
         self.measured.written = self._manager.bytes_written
         self.measured.keys = sum(counted_keys(pm))

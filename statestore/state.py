@@ -1,6 +1,7 @@
 """What an operator keeps: values, maps, lists, queues, timers and a watermark, declared by name and type."""
 
 import builtins
+import contextlib
 import datetime
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -158,6 +159,8 @@ class Timers:
         schema = by_key.schema
         assert schema is not None
         self._schema = schema
+        # What one deadline is in Python, if Python can hold it.
+        self._python = int if pa.types.is_integer(schema.value.field(0).type) else datetime.datetime
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -182,6 +185,15 @@ class Timers:
 
     def set(self, key: Any, deadline: Any) -> None:
         """Sets the deadline of the key in place of the one it has."""
+        if type(deadline) is self._python:
+            with contextlib.suppress(InvalidError):  # nothing has changed then, and set_many() says it better
+                old = self._by_key.get(key)
+                values = self._schema._key.values(key)
+                self._by_time[(deadline, *values)] = None
+                self._by_key[key] = deadline
+                if old is not None and old != deadline:
+                    del self._by_time[(old, *values)]
+                return
         self.set_many(self._one(key), [deadline])
 
     def cancel_many(self, keys: Any) -> int:
@@ -192,6 +204,13 @@ class Timers:
 
     def cancel(self, key: Any) -> bool:
         """Takes the deadline of the key away; says whether it had one."""
+        with contextlib.suppress(InvalidError):  # as above
+            old = self._by_key.get(key)
+            if old is None:
+                return False
+            del self._by_time[(old, *self._schema._key.values(key))]
+            del self._by_key[key]
+            return True
         return self.cancel_many(self._one(key)) == 1
 
     def due(self, now: Any) -> Any:

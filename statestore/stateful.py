@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from quire.checkpoint.reader import OPERATORS_FOLDER
+from quire.checkpoint.reader import MANIFEST, OPERATORS_FOLDER
 from quire.checkpoint.storage import join, storage_for
 from quire.pagemgr.errors import InvalidError, MismatchError, NotFoundError
 from quire.pagemgr.page_manager import parse_bytes
@@ -25,13 +25,15 @@ from quire.statestore.arenas import Arenas
 from quire.statestore.manifest import Manifest
 from quire.statestore.operator import Operator, Outbox, execute, output_schema
 from quire.statestore.partition import Measured, Partition, Place
+from quire.statestore.read import operators
 from quire.structures import PageManager
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# What the tasks of a streaming query know: by Spark, by Spark, and by Quire's extension.
+# What the tasks of a streaming query know: by Spark, and the last by Quire's extension.
 BATCH_PROPERTY = "streaming.sql.batchId"
+QUERY_PROPERTY = "sql.streaming.queryId"
 RUN_PROPERTY = "spark.jobGroup.id"
 CHECKPOINT_PROPERTY = "quire.checkpoint"
 
@@ -64,9 +66,9 @@ class Step:
     checkpoint: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def manifest(self, first: int) -> Manifest:
-        """What the checkpoint is to say of the operator. first: the batch that it begins with."""
-        return Manifest(self.name, list(self.by), list(self.types), self.partitions, first)
+    def manifest(self, query: str) -> Manifest:
+        """What the checkpoint is to say of the operator, before its first batch."""
+        return Manifest(self.name, list(self.by), list(self.types), self.partitions, query=query)
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Task:
 
     partition: int
     batch: int | None
+    query: str
     run: str
     checkpoint: str | None
 
@@ -90,6 +93,7 @@ class Task:
         return Task(
             context.partitionId(),
             None if batch is None else int(batch),
+            context.getLocalProperty(QUERY_PROPERTY) or "",
             context.getLocalProperty(RUN_PROPERTY) or "",
             context.getLocalProperty(CHECKPOINT_PROPERTY),
         )
@@ -152,7 +156,7 @@ def open_place(step: Step, task: Task) -> tuple[Place, int]:
         )
     storage, path = storage_for(root)
     folder = join(join(path, OPERATORS_FOLDER), step.name)
-    manifest = _manifest(root, folder, step, task.run, task.batch)
+    manifest = _manifest(root, folder, step, task)
     # A new generation of the partitions has arenas of its own.
     arenas = Arenas(storage.display(path), f"{step.name}.{manifest.generation}", step.options["arena_dir"])
     place = Place(
@@ -168,12 +172,20 @@ def open_place(step: Step, task: Task) -> tuple[Place, int]:
     return place, manifest.first_batch
 
 
-def _manifest(root: str, folder: str, step: Step, run: str, batch: int) -> Manifest:
+def _manifest(root: str, folder: str, step: Step, task: Task) -> Manifest:
     """What the checkpoint says of the operator, written by its first task; refuses an operator that does not fit."""
-    found = _read_manifest(root, folder, run)
+    found = _read_manifest(root, folder, task.run)
     if found is None:
-        found = step.manifest(batch).write(storage_for(root)[0], folder)
         _read_manifest.cache_clear()
+        if task.batch:
+            _refuse_late(root, folder, step, task)
+        found = step.manifest(task.query).write(storage_for(root)[0], folder)
+    # In a query's own checkpoint nobody else can be.
+    if step.checkpoint is not None and found.query and task.query != found.query:
+        raise MismatchError(
+            f"checkpoint={step.checkpoint!r} has the state that operator {step.name!r} keeps for another query, of id "
+            f"{found.query}; this one is {task.query}: give each query a checkpoint of its own"
+        )
     if found.partitions != step.partitions:
         raise MismatchError(
             f"operator {step.name!r} has its state in {found.partitions} partitions and was given partitions="
@@ -187,6 +199,17 @@ def _manifest(root: str, folder: str, step: Step, run: str, batch: int) -> Manif
             "partitions. Give the columns it had, or another name= for a new operator"
         )
     return found
+
+
+def _refuse_late(root: str, folder: str, step: Step, task: Task) -> None:
+    """Refuses to begin with nothing in the middle of a query: a state that has another name, or is gone, was there."""
+    others = [name for name in operators(root) if name != step.name]
+    there = f"There are {', '.join(map(repr, others))}: give name= if it is one of these. " if others else ""
+    raise NotFoundError(
+        f"the query is at batch {task.batch}, and its checkpoint has no {storage_for(root)[0].display(folder)}/"
+        f"{MANIFEST}, which the first batch of operator {step.name!r} should have left. {there}If its files were "
+        "removed, bring them back; an operator that is new needs a query with a new checkpoint"
+    )
 
 
 def _columns(names: Iterable[str], types: Iterable[str]) -> str:
@@ -236,27 +259,41 @@ def stateful(
     >>> counts.writeStream.option("checkpointLocation", "/data/counts").start()  # doctest: +SKIP
 
     In a batch DataFrame the state begins empty and is thrown away. In a streaming one, each batch shows what happened
-    in ``query.lastProgress``, under ``observedMetrics`` and the operator's name.
+    in ``query.recentProgress``, under ``observedMetrics`` and the operator's name.
     """
+    from py4j.java_gateway import JavaObject
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    if not isinstance(getattr(df, "_jdf", None), JavaObject):
+        raise InvalidError(
+            f"stateful() takes a DataFrame of a Spark session in this process, not {type(df).__name__} of "
+            f"{type(df).__module__}"
+        )
     if isinstance(operator, type):
         called = operator.__name__
         raise InvalidError(f"stateful() takes a quire.Operator, not the class {called}: write {called}()")
     if not isinstance(operator, Operator):
         raise InvalidError(f"stateful() takes a quire.Operator, not {type(operator).__name__}")
-    keys = [by] if isinstance(by, str) else list(by)
-    missing = [key for key in keys if key not in df.columns]
+    keys = [by] if isinstance(by, str) else list(by) if isinstance(by, (list, tuple)) else [by]
+    missing = [key for key in keys if not isinstance(key, str) or key not in df.columns]
     if not keys or missing:
-        has = ", ".join(df.columns)
-        raise InvalidError(f"by {', '.join(missing) or 'nothing'}: give columns of the DataFrame, which has {has}")
+        shown, has = ", ".join(map(str, missing)) or "nothing", ", ".join(df.columns)
+        raise InvalidError(f"by {shown}: give names of columns of the DataFrame, which has {has}")
+    odd = [name for name in df.columns if "." in name or "`" in name]
+    if odd:
+        raise InvalidError(
+            f"column {odd[0]!r}: Spark hands no names with . or ` to Python; use withColumnRenamed() first"
+        )
     if mode not in MODES:
         raise InvalidError(f"mode {mode!r}: give one of {', '.join(map(repr, MODES))}")
     shuffled = df.sparkSession.conf.get("spark.sql.shuffle.partitions")
     count = partitions if partitions is not None else int(shuffled or 200)
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1 << 20:
         raise InvalidError(f"partitions {count!r}: give a whole number from 1")
+    for option, value in (("bases_every", bases_every), ("retain", retain)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidError(f"{option} {value!r}: give a whole number from 1")
     parse_bytes(limit)
     chosen = name if name is not None else type(operator).__name__
     if not chosen or not chosen.replace("_", "").replace("-", "").isalnum():

@@ -218,13 +218,11 @@ int quire_kv_count(quire_kv *kv, uint64_t *count) {
     return rc;
 }
 
-/* What is found lies in a page that may change as soon as this call is over, or in one that a weak snapshot made up for it. */
+/* What is found lies in a page that may change as soon as this call is over, or in one that a weak snapshot made up for it alone. A page that
+ * was not made up stays where it is as long as the snapshot does; the writer may change the record in it. */
 static int keep(const quire_kv *kv, quire_buffer *found) {
-    if (kv->at.set == NULL && kv->at.view.weak == NULL) {
-        return QUIRE_OK;
-    }
     bool copy = found->copy;
-    found->copy = copy || kv->at.set == NULL;
+    found->copy = (copy && kv->at.set != NULL) || (kv->at.set == NULL && quire_view_has_made_up(&kv->at.view));
     int rc = quire_buffer_keep(found);
     found->copy = copy;
     return rc;

@@ -340,7 +340,7 @@ static int bucket_insert(quire_set *set, uint32_t bucket, uint64_t word) {
         }
         uint32_t i = page_room(&set->view, (const uint64_t *)table, word);
         if (QUIRE_LIKELY(i != 0)) {
-            uint64_t *words = quire_page_amend(set, id, (size_t)i * 8, 8);
+            uint64_t *words = quire_page_amend(set, id, (size_t)i * 8, 8, false);
             if (words == NULL) {
                 return damaged("a table page is missing", id);
             }
@@ -1026,7 +1026,7 @@ static int map_put(quire_set *set, const uint8_t *key, size_t key_bytes, const u
         /* The common update: same size, in place. */
         size_t start = (size_t)at.unit * 8 + offsetof(quire_record, stamp);
         size_t end = (size_t)at.unit * 8 + quire_record_bytes(old);
-        uint8_t *page = quire_page_amend(set, at.page, start, end - start);
+        uint8_t *page = quire_page_amend(set, at.page, start, end - start, old->stamp == *set->epoch_writing);
         if (page == NULL) {
             return damaged("a record page is missing", at.page);
         }

@@ -1,11 +1,9 @@
 package io.quire.bench
 
-import java.io.File
-
 import scala.collection.mutable.ArrayBuffer
 import scala.util.Random
 
-import io.quire.bench.Main.{bytesIn, check, emit, median, provider, seconds}
+import io.quire.bench.Main.{bytesIn, check, emit, hadoopConf, median, provider, seconds, stateFolder}
 
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
@@ -24,7 +22,8 @@ object Commits {
     val keys = options.int("size")
     val repeats = options.int("repeats")
     val random = new Random(options.int("seed"))
-    val folder = new File(options.text("folder"), "state")
+    val folder = stateFolder(options)
+    folder.getFileSystem(hadoopConf).mkdirs(folder)
     val stores = provider(options, keySchema, valueSchema)
     val keyProjection = UnsafeProjection.create(keySchema)
     val valueProjection = UnsafeProjection.create(valueSchema)

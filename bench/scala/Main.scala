@@ -29,6 +29,9 @@ class Arguments(arguments: Seq[String]) {
     name -> value
   }.toMap
 
+  /** The same for one of several kinds of work in this JVM. */
+  def within(folder: String): Arguments = new Arguments(arguments :+ s"folder=${text("folder")}/$folder")
+
   val spark: Map[String, String] = all.filter(_._1.startsWith("spark."))
   def text(name: String): String = all(name)
   def int(name: String): Int = all(name).toInt
@@ -36,10 +39,14 @@ class Arguments(arguments: Seq[String]) {
 }
 
 /**
- * Runs one case in this JVM: `Main operations|aggregation|few_changes|... name=value ...`.
- * Each number is one line of JSON on standard output; so is the reason if it fails.
+ * Runs one case in this JVM: `Main operations|few_changes|... name=value ...`, or the name of a query.
+ * Each number is one line of JSON on standard output; so is the reason if it fails. Of several,
+ * divided by commas, each has a folder of its own below the given one.
  */
 object Main {
+  /** What stands before the name of each number. */
+  private var prefix = ""
+
   def main(arguments: Array[String]): Unit = {
     endWithParent()
     val options = new Arguments(arguments.tail.toSeq)
@@ -48,24 +55,32 @@ object Main {
     val code = try {
       val session = builder.getOrCreate()
       session.sparkContext.setLogLevel("ERROR")
-      arguments.head match {
-        case "operations" => Operations.run(options)
-        case "aggregation" => Aggregation.run(options, session)
-        case "few_changes" => Stores.fewChanges(options)
-        case "commits" => Commits.run(options)
-        case "restart_fill" => Stores.restartFill(options)
-        case "restart_load" => Stores.restartLoad(options)
-        case "many_stores" => Stores.manyStores(options)
+      arguments.head.split(",") match {
+        case Array(name) => run(name, options, session)
+        case names => names.foreach { name =>
+          prefix = s"$name: "
+          run(name, options.within(name), session)
+        }
       }
       0
     } catch {
       case error: Throwable =>
         error.printStackTrace()
-        println(compact(render("reason" -> error.toString)))
+        println(compact(render("reason" -> s"$prefix$error")))
         1
     }
     System.out.flush()
     Runtime.getRuntime.halt(code) // there is nothing to save, and 800 stores take long to close
+  }
+
+  private def run(name: String, options: Arguments, session: SparkSession): Unit = name match {
+    case "operations" => Operations.run(options)
+    case "few_changes" => Stores.fewChanges(options)
+    case "commits" => Commits.run(options)
+    case "restart_fill" => Stores.restartFill(options)
+    case "restart_load" => Stores.restartLoad(options)
+    case "many_stores" => Stores.manyStores(options)
+    case query => Queries.run(options, session, Queries.named(query, options))
   }
 
   /** Standard input is a pipe that the parent holds: where it ends, the parent is gone. */
@@ -79,7 +94,7 @@ object Main {
   }
 
   def emit(measure: String, value: Double, unit: String, operations: Long, call: String): Unit =
-    println(compact(render(("measure" -> measure) ~ ("value" -> value) ~ ("unit" -> unit) ~
+    println(compact(render(("measure" -> s"$prefix$measure") ~ ("value" -> value) ~ ("unit" -> unit) ~
       ("operations" -> operations) ~ ("call" -> call))))
 
   def check(right: Boolean, message: => String): Unit = if (!right) throw new WrongResult(message)
@@ -88,6 +103,10 @@ object Main {
     val sorted = values.sorted
     (sorted((sorted.size - 1) / 2) + sorted(sorted.size / 2)) / 2
   }
+
+  /** The least value that such a share of all does not exceed. */
+  def percentile(values: Seq[Double], share: Double): Double =
+    values.sorted.apply(Math.ceil(values.size * share).toInt - 1)
 
   def seconds(work: => Unit): Double = {
     val started = System.nanoTime()
@@ -116,6 +135,10 @@ object Main {
   /** Of a folder with all below it. Files that are renamed or removed meanwhile count as nothing. */
   def bytesIn(file: File): Long = Option(file.listFiles()).fold(file.length())(_.map(bytesIn).sum)
 
+  def bytesIn(path: Path): Long =
+    if (path.toUri.getScheme == "file") bytesIn(new File(path.toUri))
+    else path.getFileSystem(hadoopConf).getContentSummary(path).getLength
+
   /** Where the stores' files are: below the case's folder, or below a URL. */
   def stateFolder(options: Arguments): Path = {
     val folder = options.text("folder")
@@ -123,7 +146,7 @@ object Main {
   }
 
   /** One for all stores, as a query has it. */
-  lazy val hadoopConf = new Configuration
+  lazy val hadoopConf: Configuration = SparkSession.active.sessionState.newHadoopConf()
 }
 
 /** What this process holds, in bytes and counts. */

@@ -15,8 +15,8 @@ import org.apache.spark.sql.types.StructType
  *
  * A reader has a pinned snapshot, so that its rows can be read in place and nothing that a writer
  * does concerns it. A writer works on the live pages; what it gives out is copied. A reader whose
- * task goes on to write changes to a weak pin, so that pages can be changed in place: from then on
- * it still sees its version, but gives out copies.
+ * task goes on to write changes to a weak pin, so that pages can be changed in place: it still sees
+ * its version, and a row that it gave out stays as it is until its key is written.
  *
  * @param pages    what the store reads from and keeps open
  * @param readOnly whether it only reads
@@ -33,7 +33,6 @@ private[spark] abstract class QuireStore(
   Option(TaskContext.get()).foreach(SparkInternals.checkTask)
 
   @volatile protected var state: State = Updating
-  private var weakened = false
   private val owner = Thread.currentThread()
   @volatile private var shared = false
   private var validated = !provider.validating
@@ -122,10 +121,9 @@ private[spark] abstract class QuireStore(
    */
   protected def weaken(pin: PinnedVersion => Option[PinnedVersion]): Unit = guarded {
     pages match {
-      case firm: PinnedPages if (state eq Updating) && !weakened && scans.isEmpty =>
+      case firm: PinnedPages if (state eq Updating) && scans.isEmpty =>
         pin(firm.pinned).foreach { weak =>
           families.values.foreach(_.moveLastRows())
-          weakened = true
           turnTo(new PinnedPages(weak))
         }
       case _ =>
@@ -148,7 +146,7 @@ private[spark] abstract class QuireStore(
   private def family(name: String): ColumnFamily = families.getOrElseUpdate(name, {
     val format = provider.format(name)
     new ColumnFamily(
-      format, live = !readOnly || weakened, () => pages.open(name, format.ordered), scratch,
+      format, live = !readOnly, () => pages.open(name, format.ordered), scratch,
       provider.explained,
       scan => scans.add(scan), scan => scans.remove(scan))
   })

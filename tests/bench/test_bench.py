@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quire import bench
-from quire.bench import core, data, machine, peers, report, runner
+from quire.bench import compare, core, data, machine, peers, report, runner
 
 # Other stores and processes of their own: nothing here is about memory errors of the core.
 pytestmark = pytest.mark.slow
@@ -26,11 +26,7 @@ def tiny(benchmark):
 
 
 def really_failed(document):
-    return [each for each in document["failures"] if "is not installed" not in each["reason"]]
-
-
-def leftovers():
-    return set(machine.storage(0)[0].glob("quire-bench-*"))
+    return [each for each in document["failures"] if not each["missing"]]
 
 
 def save(document, file):
@@ -97,7 +93,37 @@ def test_a_peer_that_fails_is_reported_with_the_reason_and_has_no_times(monkeypa
     failing = runner.run(chosen, TINY, None, isolate=False)
     assert [reason in each["reason"] for each in failing["failures"] if each["peer"] == "dict"] == [True]
     assert "dict" not in {each["peer"] for each in failing["results"]}
-    assert reason in report.markdown(failing)
+    text = report.markdown(failing)
+    assert reason in text
+    # In the table of results, too, it is told in place of a time.
+    assert ("| failed |" if peer is Broken else "| not installed |") in text
+
+
+class BrokenLater(peers.Dict):
+    times = 0
+
+    def put_each(self, keys, values):
+        BrokenLater.times += 1
+        super().put_each(keys, values[::-1] if BrokenLater.times > 2 else values)
+
+
+def test_a_peer_that_fails_in_a_later_repetition_has_no_times_either(monkeypatch):
+    monkeypatch.setitem(peers.PEERS, "dict", BrokenLater)
+    chosen = [tiny(each) for each in runner.chosen(["core.map-each"])]
+    failing = runner.run(chosen, TINY, None, isolate=False)
+    assert [each["repetition"] for each in failing["failures"] if each["peer"] == "dict"] == [1]
+    assert "dict" not in {each["peer"] for each in failing["results"]}
+    assert "quire" in {each["peer"] for each in failing["results"]}
+
+
+def test_where_quire_loses_is_told_by_ratio(document):
+    better = moved(document, 1e-6, ["lmdb"])
+    for result in better["results"]:
+        result["values"] = [result["median"]] * len(result["values"])
+    table = report.losses(better["results"])
+    assert {"lmdb"} <= {row[2] for row in table.rows}
+    assert not {"dict", "sorteddict"} & {row[2] for row in table.rows}
+    assert "## Where Quire loses" in report.markdown(better)
 
 
 def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
@@ -109,7 +135,6 @@ def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     file = tmp_path / "run.json"
-    before = leftovers()
     command = [sys.executable, "-m", "quire", "bench", "run", "core.map-each", "--repeat", "50", "--json", str(file)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     deadline = time.monotonic() + 120
@@ -122,7 +147,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     assert saved["state"] == "interrupted"
     assert saved["results"]
     assert "interrupted" in told
-    assert leftovers() <= before
+    assert list(machine.storage(0)[0].glob(f"quire-bench-{process.pid}-*")) == []
 
 
 def test_command_line_reports_and_compares(document, tmp_path, capsys):
@@ -134,15 +159,19 @@ def test_command_line_reports_and_compares(document, tmp_path, capsys):
     second = save(slower, tmp_path / "second.json")
 
     assert bench.main(["list"]) == 0
-    assert "core.map" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert all(each.name in listed for each in runner.BENCHMARKS)
+    assert "SGuard, Table 5" in listed
     assert bench.main(["report", first, "--markdown", str(tmp_path / "report.md")]) == 0
     text = (tmp_path / "report.md").read_text()
     for benchmark in core.BENCHMARKS:
-        assert f"## {benchmark.name}" in text
-    assert bench.main(["compare", first, first]) == 0
-    assert " 0 changed beyond their spread" in capsys.readouterr().out
+        assert f"### {benchmark.name}" in text
+    assert bench.main(["compare", first, first, "--fail-on-regression"]) == 0
+    assert " 0 worse and 0 better" in capsys.readouterr().out
     assert bench.main(["compare", first, second]) == 0
-    assert "1000x | **more**" in capsys.readouterr().out
+    assert "| 1,000x |" in capsys.readouterr().out
+    assert bench.main(["compare", first, second, "--fail-on-regression"]) == 1
+    assert bench.main(["compare", second, first, "--fail-on-regression"]) == 0
 
 
 def test_html_is_one_page_with_plots(document, tmp_path):
@@ -150,8 +179,46 @@ def test_html_is_one_page_with_plots(document, tmp_path):
     page = tmp_path / "report.html"
     assert bench.main(["report", save(document, tmp_path / "run.json"), "--html", str(page)]) == 0
     text = page.read_text()
-    assert text.count("data:image/svg+xml;base64,") >= len(core.BENCHMARKS)
+    assert text.count("data:image/svg+xml;base64,") == len(core.BENCHMARKS)
     assert "http://" not in text and "https://" not in text
+
+
+def moved(document, factor, peers):
+    """The same run on a machine of which some peers' numbers, by name, are other ones."""
+    other = json.loads(json.dumps(document))
+    for result in other["results"]:
+        if any(result["peer"].startswith(peer) for peer in peers):
+            result |= {name: result[name] * factor for name in ("median", "min", "max")}
+    return other
+
+
+def test_what_the_machine_did_to_all_is_no_regression(document):
+    slower = moved(document, 2.0, [""])
+    found = compare.compare(document, slower)
+    assert found.worse == found.better == []
+    assert found.drift == pytest.approx(2.0)
+
+
+def test_a_regression_is_told_where_the_machine_was_slower_too(document):
+    slower = moved(moved(document, 2.0, [""]), 50.0, ["quire"])
+    found = compare.compare(document, slower)
+    assert found.worse and found.better == []
+    assert {each.after["peer"].partition(":")[0] for each in found.worse} == {"quire"}
+
+
+def test_changes_no_larger_than_the_noise_of_peers_are_no_regression(document):
+    noisy = moved(moved(moved(document, 3.0, ["lmdb"]), 1 / 3.0, ["sqlite"]), 2.0, ["quire"])
+    assert compare.compare(document, noisy).worse == []
+
+
+def test_a_rate_that_falls_is_worse():
+    rate = {"benchmark": "papers.dfs", "variant": "loopback", "size": 1, "peer": "quire", "measure": "read"}
+    rate |= {"unit": "MB/s", "operations": 1, "repetitions": [0], "values": [100.0]}
+    rate |= {"median": 100.0, "min": 100.0, "max": 100.0}
+    facts = {"machine": {}, "versions": {}, "settings": {}}
+    slower = {**rate, "median": 50.0, "min": 50.0, "max": 50.0}
+    found = compare.compare({**facts, "results": [rate]}, {**facts, "results": [slower]})
+    assert [each.factor for each in found.worse] == [2.0]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 99}'])

@@ -5,10 +5,13 @@ import sys
 
 import pytest
 
+from quire.bench import operators
+
 pytest.importorskip("pyspark")
 
 pytestmark = pytest.mark.slow
 
+VARIANT = "50,000 rows a batch"
 # Each case has a Spark of its own, so in a process of its own, as `quire bench run` has it.
 CASE = """
 import pathlib, sys
@@ -19,18 +22,24 @@ for found in operators(Case(sys.argv[1], "x", sys.argv[2], 1000, 500, 7, pathlib
 """
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "peer"),
-    [
-        ("python.count", "quire"),
-        ("python.count", "limit"),
-        ("python.count", "transformWithState"),
-        ("python.recent", "quire"),
-        ("python.recent", "quire-plain"),
-        ("python.recent", "applyInPandasWithState"),
-        ("python.recent", "transformWithStateInPandas"),
-    ],
-)
+TRIED = [
+    ("python.count", "quire"),
+    ("python.count", "limit"),
+    ("python.count", "transformWithState"),
+    ("python.recent", "quire"),
+    ("python.recent", "quire-plain"),
+    ("python.recent", "applyInPandasWithState"),
+    ("python.recent", "transformWithStateInPandas"),
+    ("python.held", "quire"),
+]
+
+
+def test_every_benchmark_and_every_peer_is_tried():
+    assert {name for name, _ in TRIED} == {each.name for each in operators.BENCHMARKS}
+    assert {peer for _, peer in TRIED} == {peer for each in operators.BENCHMARKS for peer in each.variants[VARIANT]}
+
+
+@pytest.mark.parametrize(("benchmark", "peer"), TRIED)
 def test_a_peer_gives_the_right_result(benchmark, peer, tmp_path):
     command = [sys.executable, "-c", CASE, benchmark, peer, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("hdfs")
 
-from cluster import Cluster
+from quire.bench.hdfs_cluster import Cluster
 
 HERE = Path(__file__).parent
 

@@ -7,21 +7,16 @@ import sys
 import time
 from pathlib import Path
 
-import cluster
 import pytest
 
+from quire.bench import hdfs_cluster
 
-def test_without_java_or_maven(monkeypatch, tmp_path):
+
+def test_without_maven(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(cluster.ClusterError, match="No java in PATH: install a JDK 17"):
-        cluster.java()
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(cluster.ClusterError, match=r"No java in JAVA_HOME"):
-        cluster.java()
-    monkeypatch.setattr(cluster, "CACHE", tmp_path / "cache")
-    with pytest.raises(cluster.ClusterError, match="No mvn in PATH: install Maven"):
-        cluster.fetch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(hdfs_cluster.ClusterError, match="No mvn in PATH: install Maven"):
+        hdfs_cluster.fetch()
 
 
 def test_a_maven_that_cannot_fetch(monkeypatch, tmp_path):
@@ -29,9 +24,9 @@ def test_a_maven_that_cannot_fetch(monkeypatch, tmp_path):
     maven.write_text("#!/bin/sh\necho no such host\nexit 1\n")
     maven.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(cluster, "CACHE", tmp_path / "cache")
-    with pytest.raises(cluster.ClusterError, match=r"(?s)could not fetch org\.apache\.hadoop:.*no such host"):
-        cluster.fetch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(hdfs_cluster.ClusterError, match=r"(?s)could not fetch org\.apache\.hadoop:.*no such host"):
+        hdfs_cluster.fetch()
 
 
 def test_daemons_die_with_whoever_started_them():
@@ -44,7 +39,10 @@ def test_daemons_die_with_whoever_started_them():
     )
     sleep = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)"]
     with subprocess.Popen(
-        [sys.executable, "-c", starter, cluster.BOUND, *sleep], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", starter, hdfs_cluster.BOUND, *sleep],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         said = {process.stdout.readline().strip() for _ in range(2)}
         (daemon,) = said - {"up"}

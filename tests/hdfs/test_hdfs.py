@@ -16,11 +16,11 @@ from collections import Counter
 from itertools import count
 
 import pytest
-from cluster import CLIENT
 from spark import harness, processes
 from spark.harness import QUIRE, ROCKSDB, SEED, STORE
 
 import quire
+from quire.bench.hdfs_cluster import CLIENT
 from quire.checkpoint import Checkpoint, tools
 from quire.checkpoint.container import FileKind
 from quire.checkpoint.storage import join, storage_for

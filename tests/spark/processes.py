@@ -16,7 +16,7 @@ CHILD = Path(__file__).with_name("child.py")
 
 
 class Driver:
-    """A running child.py."""
+    """A running child.py, or another that takes the same."""
 
     def __init__(
         self,
@@ -25,10 +25,11 @@ class Driver:
         names: list[str],
         master: str = "local[2]",
         conf: Mapping[str, str] | None = None,
+        child: Path = CHILD,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / "driver.log"
-        command = [sys.executable, str(CHILD), str(folder), provider, master, json.dumps(dict(conf or {})), *names]
+        command = [sys.executable, str(child), str(folder), provider, master, json.dumps(dict(conf or {})), *names]
         environment = {**os.environ, "QUIRE_TEST_SEED": str(SEED)}
         with self.log.open("ab") as errors:
             self.process = subprocess.Popen(

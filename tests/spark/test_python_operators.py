@@ -272,17 +272,16 @@ def test_the_state_moves_to_other_partitions(spark, folder):
 
 def test_two_operators_of_a_name_in_two_branches_are_refused(spark, folder):
     given(folder / "in", ["a"])
-    frame = latest(spark, folder / "in").union(latest(spark, folder / "in"))
-    # Spark itself sees that what it is to observe has one name twice.
+    # Spark itself sees that what it is to observe has one name twice, when they meet or when they run.
     with pytest.raises(AnalysisException, match="The metric name is not unique: Latest"):
-        run(frame, folder / "checkpoint")
+        run(latest(spark, folder / "in").union(latest(spark, folder / "in")), folder / "checkpoint")
 
 
 def test_bad_arguments_are_named(spark, folder):
     given(folder / "in", ["a"])
     frame = harness.stream(spark, folder / "in", SCHEMA)
     for options, match in (
-        ({"by": "user"}, "by user: give columns of the DataFrame, which has key"),
+        ({"by": "user"}, "by user: give names of columns of the DataFrame, which has key"),
         ({"by": []}, "by nothing"),
         ({"by": "key", "partitions": 0}, "partitions 0"),
         ({"by": "key", "mode": "cec"}, "mode 'cec': give one of"),

@@ -1,7 +1,12 @@
 """A partition's state from batch to batch: run again, moved, deleted or late, the right version is found."""
 
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +16,7 @@ from hypothesis import strategies as st
 
 import quire
 from quire.checkpoint.storage import LocalStorage
+from quire.statestore import arenas
 from quire.statestore.arenas import Arenas, process_start, program, sweep
 from quire.statestore.partition import CATCH_UP_MAX, Partition, Place
 
@@ -155,6 +161,96 @@ def test_a_zombie_that_wakes_up_late_changes_nothing(tmp_path: Path) -> None:
         assert found[b"who"] == b"alive" and found[b"and"] == b"on"
 
 
+# A task in a process of its own: it has loaded the version when it says "ready", commits when it is told to, and is
+# stopped in the middle of that if its last argument says where.
+TASK = """
+import os, signal, sys
+from pathlib import Path
+import quire
+from quire.checkpoint import fault
+from quire.checkpoint.storage import LocalStorage
+from quire.statestore.arenas import Arenas
+from quire.statestore.partition import Partition, Place
+folder, host, batch, who, point = sys.argv[1:]
+arenas = Arenas(folder + "/checkpoint", "Op", Path(folder, host))
+place = Place(LocalStorage(), folder + "/checkpoint/quire/Op", arenas)
+partition = Partition(place, 3, int(batch), 0)
+with partition as pm:
+    pm.map("m")[b"who"] = who.encode()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    fault.hook = lambda name: os.kill(os.getpid(), signal.SIGSTOP) if name == point else None
+    partition.commit()
+print("done", flush=True)
+"""
+
+
+class Task:
+    """A running TASK."""
+
+    def __init__(self, folder: Path, host: str, batch: int, who: str, stop_at: str = "") -> None:
+        command = [sys.executable, "-c", TASK, str(folder), host, str(batch), who, stop_at]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.input, self.output = self.process.stdin, self.process.stdout
+        assert self.output.readline() == "ready\n"
+
+    def go(self) -> None:
+        """Lets it commit."""
+        self.input.write("\n")
+        self.input.flush()
+
+    def wait_until_stopped(self) -> None:
+        """Until SIGSTOP has hit it."""
+        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """Waits for its commit."""
+        assert self.output.readline() == "done\n"
+        self.input.close()
+        self.output.close()
+        assert self.process.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [("host", "host"), ("host", "other")])
+def test_two_processes_commit_a_batch_at_once(tmp_path: Path, hosts: tuple[str, str]) -> None:
+    """On one host, or on two: the next batch starts from one of them, whole, and all later ones from the same."""
+    run(place_on(tmp_path, "host"), 0, lambda pm: change(pm, 1))
+    tasks = [Task(tmp_path, host, 1, who) for host, who in zip(hosts, ("one", "two"), strict=True)]
+    for task in tasks:
+        task.go()
+    for task in tasks:
+        task.end()
+    found = {host: look(place_on(tmp_path, host), 2) for host in ("host", "other", "third")}
+    won = found["third"][b"who"]
+    assert won in (b"one", b"two")
+    assert all(state == {**changed({}, 1), b"who": won} for state in found.values())
+    run(place_on(tmp_path, "other"), 2, lambda pm: pm.map("m").update({b"and": b"on"}))
+    assert look(place_on(tmp_path, "host"), 3) == {**changed({}, 1), b"who": won, b"and": b"on"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", ["commit.start", "commit.packed", "commit.durable"])
+@pytest.mark.parametrize("host", ["host", "other"])
+def test_a_process_that_is_stopped_in_its_commit_and_goes_on_late(tmp_path: Path, host: str, stop_at: str) -> None:
+    """Its successors have committed meanwhile, and find their own state afterwards."""
+    place = place_on(tmp_path, "host")
+    run(place, 0, lambda pm: change(pm, 1))
+    zombie = Task(tmp_path, host, 1, "zombie", stop_at)
+    zombie.go()
+    zombie.wait_until_stopped()
+    run(place, 1, lambda pm: pm.map("m").update({b"who": b"alive"}))
+    run(place, 2, lambda pm: pm.map("m").update({b"and": b"on"}))
+    os.kill(zombie.process.pid, signal.SIGCONT)
+    zombie.end()
+    wanted = {**changed({}, 1), b"who": b"alive", b"and": b"on"}
+    assert all(look(place_on(tmp_path, each), 3) == wanted for each in ("host", "other", "third"))
+    run(place, 3, lambda pm: change(pm, 2))
+    assert look(place_on(tmp_path, "other"), 4) == changed(wanted, 2)
+
+
 def test_a_version_that_is_missing_is_told_with_its_likely_cause(tmp_path: Path) -> None:
     place = place_on(tmp_path, "host")
     run(place, 0, lambda pm: change(pm, 1))
@@ -214,6 +310,83 @@ def test_arenas_of_the_dead_are_swept_and_those_in_use_are_not(tmp_path: Path) -
     assert not alive.arenas.folder.exists()
     # Both go on from their checkpoints.
     assert look(dead, 1) == look(alive, 1) == changed({}, 1)
+
+
+def test_room_is_made_where_there_was_none(tmp_path: Path) -> None:
+    """What dead processes left is swept when a new arena is made, and at once by a task that found no room."""
+    root = tmp_path / "arenas"
+
+    def left_behind(name: str) -> Place:
+        place = Place(LocalStorage(), str(tmp_path / name), Arenas(name, "Op", root))
+        run(place, 0, lambda pm: change(pm, 1))
+        for user in (place.arenas.folder / "users").iterdir():
+            user.rename(user.with_name("1-1"))
+        return place
+
+    def full(pm: quire.PageManager) -> None:
+        raise quire.NoSpaceError("no room")
+
+    dead = left_behind("dead")
+    place = Place(LocalStorage(), str(tmp_path / "new"), Arenas("new", "Op", root))
+    arenas._last_sweep.clear()  # half a minute has gone by
+    run(place, 0, lambda pm: change(pm, 1))
+    assert not dead.arenas.folder.exists()
+    dead = left_behind("dead too")
+    run(place, 1, lambda pm: change(pm, 2))
+    assert dead.arenas.folder.exists()
+    with pytest.raises(quire.NoSpaceError):
+        run(place, 2, full)
+    assert not dead.arenas.folder.exists() and place.arenas.path(3).exists()
+    run(place, 2, lambda pm: change(pm, 3))
+
+
+def test_arenas_take_no_more_than_their_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were not used for longest go, and the one that is in use stays, however large it is."""
+    places = [Place(LocalStorage(), str(tmp_path / n), Arenas(n, "Op", tmp_path / "arenas")) for n in "abc"]
+    for age, place in enumerate(places):
+        run(place, 0, lambda pm: change(pm, 1))
+        for path in (place.arenas.folder, place.arenas.folder / "3.mark"):
+            os.utime(path, (time.time() - 60 + age, time.time() - 60 + age))
+    size = sum(path.stat().st_blocks * 512 for path in places[0].arenas.folder.iterdir())
+    system = os.statvfs(tmp_path)
+    monkeypatch.setattr(arenas, "SHARE_OF_DISK", 2.5 * size / (system.f_blocks * system.f_frsize))
+    sweep(tmp_path / "arenas")
+    assert [place.arenas.folder.exists() for place in places] == [False, True, True]
+    monkeypatch.setattr(arenas, "SHARE_OF_DISK", 0)
+    sweep(tmp_path / "arenas", keep=places[1].arenas.folder)
+    assert [place.arenas.folder.exists() for place in places] == [False, True, False]
+    assert all(look(place, 1) == changed({}, 1) for place in places)
+
+
+def test_arenas_that_cannot_be_made_are_told(tmp_path: Path) -> None:
+    place = place_on(tmp_path, "host")
+    place.arenas.folder.write_text("a file where the folder should be")
+    with pytest.raises(quire.QuireError, match=r"cannot be used for arenas .*: give another arena_dir"):
+        look(place, 0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(quire.QuireError, match=r"cannot be made for arenas .*: give another arena_dir"):
+        place_on(tmp_path, "file/below")
+
+
+def test_a_mark_that_cannot_be_written_leaves_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the arenas' file system is full: the version is durable, and is read from the checkpoint."""
+    place = place_on(tmp_path, "host")
+    run(place, 0, lambda pm: change(pm, 1))
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        partition = Partition(place, 3, 1, 0)
+        with partition as pm:
+            change(pm, 2)
+            patched.setattr(Path, "write_text", full)
+            partition.commit()
+    assert not place.arenas.path(3).exists()
+    again = Partition(place, 3, 2, 0)
+    with again as pm:
+        assert state_of(pm) == changed(changed({}, 1), 2)
+    assert not again.measured.in_memory
 
 
 def test_an_arena_swept_while_a_batch_runs_harms_nobody(tmp_path: Path) -> None:

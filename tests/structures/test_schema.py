@@ -330,22 +330,27 @@ PLAIN = [
 PLAIN += [leaf for leaf in LEAVES if pa.types.is_integer(leaf[0])]
 ZONES = [datetime.timezone.utc, datetime.timezone(datetime.timedelta(hours=-7)), zoneinfo.ZoneInfo("Asia/Kolkata")]
 TIMES = st.datetimes(datetime.datetime(2, 1, 1), datetime.datetime(9998, 1, 1), timezones=st.sampled_from(ZONES))
-PLAIN += [(pa.timestamp("us", "UTC"), TIMES), (pa.null(), st.none())]
+PLAIN += [(pa.timestamp("us", "UTC"), TIMES), (pa.date32(), st.dates())]
+LISTS = [
+    (pa.list_(pa.field("item", kind, nullable=nullable)), st.lists(optional(values, nullable), max_size=10))
+    for kind, values in PLAIN
+    for nullable in (False, True)
+]
+PLAIN += [(pa.null(), st.none())]
 
 
 @st.composite
-def plain_schemas(draw):
-    columns = draw(st.lists(st.tuples(st.sampled_from(PLAIN), st.booleans()), min_size=1, max_size=10))
+def plain_schemas(draw, kinds):
+    columns = draw(st.lists(st.tuples(st.sampled_from(kinds), st.booleans()), min_size=1, max_size=10))
     columns = [(leaf, nullable or leaf[0] == pa.null()) for leaf, nullable in columns]
     fields = [pa.field(f"c{index}", kind, nullable=nullable) for index, ((kind, _), nullable) in enumerate(columns)]
     return pa.schema(fields), tuple(draw(optional(values, nullable)) for (_, values), nullable in columns)
 
 
 @patient
-@given(plain_schemas(), st.data())
-def test_python_packs_a_row_as_c_does(drawn, data):
-    schema, row = drawn
-    for ordered, functions in ((True, key_row), (False, value_row)):
+@given(plain_schemas(PLAIN), plain_schemas(PLAIN + LISTS), st.data())
+def test_python_packs_a_row_as_c_does(key, value, data):
+    for ordered, functions, (schema, row) in ((True, key_row, key), (False, value_row, value)):
         columns = Columns("key" if ordered else "value", schema, ordered)
         arrays = [pa.array([value], field.type) for field, value in zip(schema, row, strict=True)]
         encoded = columns.encode(dict(zip(schema.names, arrays, strict=True)))[0].as_py()
@@ -375,6 +380,15 @@ def test_python_packs_plain_rows_without_help():
         time = datetime.datetime(1969, 12, 31, 23, 59, 59, 999999, datetime.timezone.utc)
         assert unpack(pack((time, None))) == (time, None)
         assert pack((time.replace(tzinfo=None), None)) is None
+        pack, unpack = functions(pa.schema({"day": pa.date32()}))
+        assert unpack(pack((time.date(),))) == (time.date(),)
+    kinds = [(pa.int16(), -5), (pa.string(), "é"), (pa.float64(), -0.0), (pa.bool_(), True), (pa.binary(), b"")]
+    for kind, item in [*kinds, (pa.date32(), time.date()), (pa.timestamp("us", "UTC"), time)]:
+        pack, unpack = value_row(pa.schema({"list": pa.list_(kind), "n": pa.int8()}))
+        for count in (0, 1, 8, 127):
+            assert unpack(pack(([item] * count, 7))) == ([item] * count, 7)
+        assert unpack(pack((None, 7))) == (None, 7)
+        assert pack(([item] * 128, 7)) is None
 
 
 @patient

@@ -1,8 +1,8 @@
-"""A real HDFS on this machine, for tests: a NameNode and DataNodes, each in a JVM of its own, on loopback.
+"""A real HDFS on this machine, for benchmarks and tests: a NameNode and DataNodes, each a JVM of its own, on loopback.
 
 The daemons are those of Hadoop's jar for tests, of the version that PySpark has the client of; Maven fetches it once
-into build/hdfs. They run on free ports, keep all they write in one folder, and die with the process that started them,
-however it ends. A DataNode that was killed counts as live for another DEAD_AFTER_SECONDS.
+into the folder where Quire's jar is kept. They run on free ports, keep all they write in one folder, and die with the
+process that started them, however it ends. A DataNode that was killed counts as live for another DEAD_AFTER_SECONDS.
 
     with Cluster(folder) as cluster:
         spark.readStream...option("checkpointLocation", cluster.uri("/query"))
@@ -11,7 +11,6 @@ however it ends. A DataNode that was killed counts as live for another DEAD_AFTE
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -26,11 +25,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyspark
+from quire.jvm_bridge import jar as jars
+from quire.pagemgr import QuireError
 
-ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / "build" / "hdfs"
-SPARK_JARS = Path(pyspark.__file__).parent / "jars"
 # What the daemons need of Spark's jars.
 NEEDED = ["hadoop-client-api", "hadoop-client-runtime", "slf4j-api", "log4j", "jcl-over-slf4j", "jsr305", "snappy-java"]
 MAIN = "org.apache.hadoop.hdfs.server."
@@ -61,48 +58,36 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-class ClusterError(Exception):
-    """There is no HDFS to test on; the text says why and what to do."""
-
-
-def java() -> str:
-    """The program that runs the daemons."""
-    home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
-    if not found:
-        where = f"JAVA_HOME ({home})" if home else "PATH"
-        raise ClusterError(f"No java in {where}: install a JDK 17 (Debian, Ubuntu: openjdk-17-jdk-headless)")
-    return found
+class ClusterError(QuireError):
+    """There is no HDFS to run on; the text says why and what to do."""
 
 
 def fetch() -> Path:
-    """The jar with the daemons, brought into build/hdfs once; Maven keeps it for the next checkout."""
-    client = next(SPARK_JARS.glob("hadoop-client-api-*.jar"), None)
+    """The jar with the daemons, brought into the cache once."""
+    client = next(jars.installed_spark().glob("hadoop-client-api-*.jar"), None)
     if client is None:
-        raise ClusterError(f"{SPARK_JARS} has no Hadoop client: run make setup")
+        raise ClusterError(f"{jars.installed_spark()} has no Hadoop client: pip install 'quire[spark]'")
     version = client.stem.removeprefix("hadoop-client-api-")
-    name = f"hadoop-client-minicluster-{version}.jar"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (CACHE / name).exists():
-            _copy_from_maven(version, name)
-    return CACHE / name
+    path = jars.cache_folder() / f"hadoop-client-minicluster-{version}.jar"
+    with jars.lock(path.parent / "lock"):
+        if not path.exists():
+            with jars.staging(path.parent) as stage:
+                _copy_from_maven(version, stage)
+                (stage / path.name).replace(path)
+    return path
 
 
-def _copy_from_maven(version: str, name: str) -> None:
+def _copy_from_maven(version: str, folder: Path) -> None:
     maven = shutil.which("mvn")
     if not maven:
         raise ClusterError("No mvn in PATH: install Maven (Debian, Ubuntu: apt-get install maven)")
-    part = CACHE / "part"
     artifact = f"org.apache.hadoop:hadoop-client-minicluster:{version}"
     copy = "org.apache.maven.plugins:maven-dependency-plugin:2.8:copy"
-    command = [maven, "--batch-mode", "--quiet", copy, f"-Dartifact={artifact}", f"-DoutputDirectory={part}"]
-    print(f"== Fetching {artifact} with Maven (56 MB the first time)", flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=CACHE)
-    if done.returncode or not (part / name).exists():
+    command = [maven, "--batch-mode", "--quiet", copy, f"-Dartifact={artifact}", f"-DoutputDirectory={folder}"]
+    print(f"== Fetching {artifact} with Maven (56 MB the first time)", file=sys.stderr, flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, check=False)
+    if done.returncode:
         raise ClusterError(f"Maven could not fetch {artifact}: {' '.join(command)}\n{done.stdout[-3000:]}")
-    (part / name).rename(CACHE / name)
 
 
 def free_ports(count: int) -> list[int]:
@@ -133,9 +118,10 @@ class Cluster:
         heap: str = "192m",
         conf: Mapping[str, Any] | None = None,
     ) -> None:
-        jars = [str(path) for name in NEEDED for path in sorted(SPARK_JARS.glob(f"{name}-*.jar"))]
-        self._class_path = ":".join([str(fetch()), *jars])
-        self._java = java()
+        spark = jars.installed_spark()
+        needed = [str(path) for name in NEEDED for path in sorted(spark.glob(f"{name}-*.jar"))]
+        self._class_path = ":".join([str(fetch()), *needed])
+        self._java = str(jars.find_java().command)
         self._folder = folder
         self._heap = heap
         self.data_nodes = data_nodes

@@ -1,0 +1,136 @@
+"""Every benchmark that needs no Spark, with all its peers, at a tiny size: it runs and its results are right.
+
+No test looks at a time. A new benchmark is found by itself. ``test_spark_bench.py`` and ``test_operator_bench.py`` do
+the same for those on Spark, where a test says if one is left out.
+"""
+
+import dataclasses
+
+import pytest
+
+from quire import CorruptError
+from quire.bench import core, data, papers_cec, papers_ha, papers_sguard, report, runner
+
+pytestmark = pytest.mark.slow
+
+TINY = runner.Settings("full", repetitions=1, seed=7, operations_max=500)
+LARGEST = {"MB": 1, "KB": 256, "records": 1000, "keys": 2000, "threads or clients": 2}
+IN_PROCESS = [
+    each for each in runner.BENCHMARKS if each.family in ("core", "papers", "checkpoint") and each.name != "papers.dfs"
+]
+
+
+def tiny(benchmark):
+    size = min(min(benchmark.full), LARGEST.get(benchmark.size_unit, 1000))
+    return dataclasses.replace(benchmark, full=(size, 4) if benchmark.size_unit == "operators" else (size,))
+
+
+def check(benchmark, isolate=False):
+    document = runner.run([tiny(benchmark)], TINY, None, isolate=isolate)
+    assert [each for each in document["failures"] if not each["missing"]] == []
+    found = document["results"]
+    absent = {(each["variant"], each["peer"]) for each in document["failures"]}
+    wanted = {(variant, peer) for variant, peers in benchmark.variants.items() for peer in peers}
+    assert {(each["variant"], each["peer"].removesuffix(" compacted")) for each in found} | absent == wanted
+    assert all(each["calls"] and all(each["calls"]) for each in found)
+    measures = {each["measure"] for each in found}
+    assert {place[3] for place in benchmark.paper.numbers} <= measures if benchmark.paper else True
+    assert set(benchmark.unplotted) <= measures
+    assert benchmark.reference in {each["peer"] for each in found}
+    assert f"### {benchmark.name}" in report.markdown(document)
+
+
+@pytest.mark.parametrize("benchmark", IN_PROCESS, ids=lambda each: each.name)
+def test_a_benchmark_runs_and_its_results_are_right(benchmark):
+    check(benchmark)
+
+
+def test_hdfs_takes_and_gives_what_is_written():
+    pytest.importorskip("pyspark")
+    pytest.importorskip("hdfs")
+    # Its clients are processes, which start from the benchmark's own.
+    check(next(each for each in runner.BENCHMARKS if each.name == "papers.dfs"), isolate=True)
+
+
+def test_numbers_of_papers_are_of_places_that_a_full_run_has():
+    for benchmark in (each for each in runner.BENCHMARKS if each.paper):
+        for variant, peer, size, _ in benchmark.paper.numbers:
+            assert peer in benchmark.variants[variant]
+            assert size in benchmark.full or benchmark.name == "papers.dfs"
+
+
+def test_a_quick_run_of_everything_takes_a_quarter_of_an_hour():
+    seconds = sum(runner.estimate(case) for _, case in runner.plan(runner.BENCHMARKS, runner.QUICK))
+    assert seconds <= 15 * 60
+
+
+def test_every_family_is_in_a_quick_run_and_every_benchmark_in_a_full_one():
+    quick = {case.benchmark for _, case in runner.plan(runner.BENCHMARKS, runner.QUICK)}
+    assert {name.partition(".")[0] for name in quick} == set(runner.FAMILIES)
+    full = list(runner.plan(runner.BENCHMARKS, runner.FULL))
+    assert {case.benchmark for _, case in full} == {each.name for each in runner.BENCHMARKS}
+    assert all(runner.estimate(case) > 0 for _, case in full)
+
+
+def test_what_a_quick_run_leaves_out_is_there():
+    peers = {each.name: {peer for group in each.variants.values() for peer in group} for each in runner.BENCHMARKS}
+    peers |= {
+        f"{each.name} {variant}": set(group) for each in runner.BENCHMARKS for variant, group in each.variants.items()
+    }
+    assert all(set(kept) <= peers[name] for name, kept in runner.QUICK_PEERS.items())
+
+
+def test_short_benchmarks_are_repeated_more_often_when_time_is_short():
+    names = ("core.map-each", "core.map")
+    each, whole = (next(b for b in runner.BENCHMARKS if b.name == name) for name in names)
+    once = sum(runner.seconds_once(benchmark, runner.QUICK) for benchmark in (each, whole))
+    short = dataclasses.replace(runner.QUICK, seconds_max=once + runner.seconds_once(each, runner.QUICK) + 1)
+    assert runner.repetitions([whole, each], short) == {"core.map": 1, "core.map-each": 2}
+
+
+# ------------------------------------------------------------------------------------- that wrong results are noticed
+
+
+def case(name, variant, peer, size, tmp_path):
+    return core.Case(name, variant, peer, size, 500, 7, tmp_path)
+
+
+def test_a_join_that_forgets_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(papers_sguard.IndexedPages, "matches", lambda self, ids: [])
+    with pytest.raises(data.WrongResult, match="partners"):
+        list(papers_sguard.join(case("papers.join", papers_sguard.INDEXED, "quire", 16, tmp_path)))
+
+
+def test_an_aggregate_that_counts_wrong_is_refused(tmp_path, monkeypatch):
+    update = papers_sguard.PageGroups.update
+    monkeypatch.setattr(
+        papers_sguard.PageGroups, "update", lambda self, groups, values: update(self, groups, values + 1)
+    )
+    with pytest.raises(data.WrongResult, match="model"):
+        list(papers_sguard.aggregate(case("papers.aggregate", "", "quire", 1, tmp_path)))
+
+
+def test_a_checkpoint_of_another_moment_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(papers_sguard, "read_back", lambda operator, peer, file, groups: operator.result(groups))
+    with pytest.raises(data.WrongResult, match="its state of that moment"):
+        list(papers_sguard.interruption(case("papers.interruption", "latency", "quire", 1, tmp_path)))
+
+
+def test_a_log_that_lacks_a_version_is_refused(tmp_path, monkeypatch):
+    apply, calls = papers_cec.cec.Log.apply, []
+
+    def forgetful(self, payload):
+        calls.append(payload)
+        if len(calls) != 2:
+            apply(self, payload)
+
+    monkeypatch.setattr(papers_cec.cec.Log, "apply", forgetful)
+    with pytest.raises(CorruptError, match="its last version says"):
+        list(papers_cec.extent(case("papers.cec-extent", papers_cec.COUNTED, "quire", 2, tmp_path)))
+
+
+def test_an_image_that_missed_a_capture_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(papers_ha.delta, "apply", lambda pm, payload: None)
+    with pytest.raises(data.WrongResult, match="image"):
+        variant = next(iter(papers_ha.INPUTS))
+        list(papers_ha.capture(case("papers.capture", variant, "quire", 1, tmp_path)))
