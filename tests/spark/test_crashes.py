@@ -222,7 +222,7 @@ def test_kills(prepared, mode, command, recovering, folder, tally):
 
 
 def spoil(path, rng, others):
-    """One file cut off (where a frame ends, or anywhere), flipped, longer, empty, taken from elsewhere, or gone."""
+    """One file cut off (where a frame ends, or anywhere), flipped, longer, empty, another, or gone; which."""
     data = path.read_bytes()
     what = rng.choice(["end", "end", "cut", "flip", "flip", "flip", "longer", "empty", "other", "gone"])
     if what == "end" and path.suffix != ".qimage":
@@ -240,6 +240,7 @@ def spoil(path, rng, others):
         path.unlink()
     else:
         path.write_bytes(data[: rng.randrange(len(data))])
+    return what
 
 
 def test_damage(prepared, mode, recovering, folder, tally):
@@ -256,12 +257,12 @@ def test_damage(prepared, mode, recovering, folder, tally):
         wanted = [path for path in files if number_of(path) >= newest]
         spoiled = rng.sample(wanted, rng.choice([1, 1, 1, 2]) if len(wanted) > 1 else 1)
         others = [path.read_bytes() for path in files if path not in spoiled] or [b""]
-        for path in spoiled:
-            spoil(path, rng, others)
+        done = [spoil(path, rng, others) for path in spoiled]
         *_, (outcome, *why), _ = recovering.ask(*history.question("load", place, 0)[:5])
         if outcome == "refused":
-            # A part is named, or a file of its version: the base, or what is missed where that is gone.
+            # A part is named, or the base that names it. Where one is gone, what is missed may be older.
             named = {path.name for path in spoiled} | {f"{path.name.partition('.')[0]}.q" for path in spoiled}
+            named |= {".qdelta", ".qbase"} if "gone" in done else set()
             assert any(name in " ".join(why) for name in named), f"{number}: {[p.name for p in spoiled]}: {why}"
         else:
             assert outcome == "right", (number, outcome, why)
