@@ -22,6 +22,9 @@ hypothesis.settings.load_profile(os.environ.get("QUIRE_TEST_PROFILE", "normal"))
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# The tests' JVMs live for seconds to minutes: half of that would go into optimising code that is then hardly run.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 
 def pytest_report_header() -> str:
     return f"quire {quire.__version__} from {Path(quire.__file__).parent}, QUIRE_TEST_SEED={SEED}"

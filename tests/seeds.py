@@ -16,3 +16,5 @@ def _seed() -> int:
 
 
 SEED = _seed()
+# The same for every process that takes part.
+os.environ["QUIRE_TEST_SEED"] = str(SEED)

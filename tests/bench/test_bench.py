@@ -207,7 +207,10 @@ def test_a_regression_is_told_where_the_machine_was_slower_too(document):
 
 
 def test_changes_no_larger_than_the_noise_of_peers_are_no_regression(document):
-    noisy = moved(moved(moved(document, 3.0, ["lmdb"]), 1 / 3.0, ["sqlite"]), 2.0, ["quire"])
+    noisy = moved(document, 2.0, ["quire"])
+    # Whichever peers are installed, their numbers went up and down in turns.
+    for number, result in enumerate(each for each in noisy["results"] if not report.is_ours(each)):
+        result |= {name: result[name] * (3.0 if number % 2 else 1 / 3.0) for name in ("median", "min", "max")}
     assert compare.compare(document, noisy).worse == []
 
 

@@ -185,7 +185,7 @@ def test_what_was_loaded_has_two_names(tmp_path):
             state.check()
 
 
-@settings(max_examples=300)
+@settings(max_examples=7 * settings.default.max_examples)
 @given(data=st.data())
 def test_damaged_payloads_are_refused_or_harmless(data):
     with quire.PageManager(page_size=1024) as pm:

