@@ -117,11 +117,11 @@ def test_a_peer_that_fails_in_a_later_repetition_has_no_times_either(monkeypatch
 
 
 def test_where_quire_loses_is_told_by_ratio(document):
-    better = moved(document, 1e-6, ["lmdb"])
+    better = moved(document, 1e-6, ["sqlite"])
     for result in better["results"]:
         result["values"] = [result["median"]] * len(result["values"])
     table = report.losses(better["results"])
-    assert {"lmdb"} <= {row[2] for row in table.rows}
+    assert {"sqlite"} <= {row[2] for row in table.rows}
     assert not {"dict", "sorteddict"} & {row[2] for row in table.rows}
     assert "## Where Quire loses" in report.markdown(better)
 
