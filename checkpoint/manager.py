@@ -502,13 +502,16 @@ class Manager:
 
     # ------------------------------------------------------------------------------------------------ committing
 
-    def commit(self, pm: PageManager) -> int:
+    def commit(self, pm: PageManager, id: str | None = None) -> int:
         """Makes the state the next version, durable when it returns, and commits it in memory, too; gives its number.
 
         After an error the last version is as it was, in the files and in memory: ``pm.abort()`` goes back to it,
         another ``commit()`` tries again. What the mode does not take is refused (``mode`` above).
+        id: of the version, where versions have ids; by default one that nobody else can have.
         """
         state = self._loaded()
+        if id is not None:
+            state.next = Version(state.next.number, id)
         if pm is not state.pm:
             raise InvalidError("commit what? give the page manager that load() gave last")
         if state.flags & ROW_CHECKSUMS:

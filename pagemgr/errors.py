@@ -120,3 +120,12 @@ def check(code: int) -> None:
     """Raises if a call of the core failed: ``check(lib.quire_arena_commit(arena))``."""
     if code:
         fail(code)
+
+
+SHOWN_MAX = 200  # characters: a message is to be read
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: shortened, if it is long."""
+    text = str(value) if isinstance(value, BaseException) else repr(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}... ({len(text):,} characters)"

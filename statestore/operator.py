@@ -71,8 +71,8 @@ class Operator(ABC):
     def run(self, batches: Iterable[pa.RecordBatch], pm: PageManager | None = None) -> pa.Table:
         """Runs the operator on the rows of one micro-batch without Spark, for tests; gives all its output.
 
-        pm: the pages to keep its state in from one call to the next, which is committed unless something is raised;
-        by default the state begins empty and is thrown away.
+        pm: the pages to keep its state in from one call to the next, which is committed unless something is raised, and
+        then aborted, with all else in it that was not committed; by default the state begins empty and is thrown away.
 
         >>> import pyarrow as pa, quire
         >>> class Total(quire.Operator):
@@ -95,6 +95,8 @@ class Operator(ABC):
         schema = output_schema(self)
         if isinstance(batches, (pa.RecordBatch, pa.Table)) or not isinstance(batches, Iterable):
             raise InvalidError(f"run() takes a list of Arrow record batches, not {type(batches).__name__}")
+        if pm is not None and not isinstance(pm, PageManager):
+            raise InvalidError(f"run() keeps its state in a quire.PageManager, not {type(pm).__name__}")
         with contextlib.ExitStack() as stack:
             pages = stack.enter_context(PageManager()) if pm is None else pm
             try:

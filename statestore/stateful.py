@@ -11,6 +11,7 @@ observation, which also tells how many rows came.
 """
 
 import functools
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -73,9 +74,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Task:
-    """What Spark says of a running task. batch: None outside of a streaming query."""
+    """What Spark says of a running task. batch: None outside of a streaming query. attempt: no other has this id."""
 
     partition: int
+    attempt: str
     batch: int | None
     query: str
     run: str
@@ -84,7 +86,7 @@ class Task:
     @staticmethod
     def current() -> "Task":
         """The task that this worker runs."""
-        from pyspark import TaskContext
+        from pyspark import SparkFiles, TaskContext
 
         context = TaskContext.get()
         if context is None:
@@ -92,6 +94,8 @@ class Task:
         batch = context.getLocalProperty(BATCH_PROPERTY)
         return Task(
             context.partitionId(),
+            # Numbers of attempts begin anew in every application, whose executors have folders of their own.
+            str(uuid.uuid5(uuid.NAMESPACE_URL, f"{SparkFiles.getRootDirectory()} {context.taskAttemptId()}")),
             None if batch is None else int(batch),
             context.getLocalProperty(QUERY_PROPERTY) or "",
             context.getLocalProperty(RUN_PROPERTY) or "",
@@ -112,8 +116,14 @@ def run_step(step: Step, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
                     outbox.add(batch)
             measured = Measured()
         else:
+            if task.partition >= step.partitions:
+                raise MismatchError(
+                    f"operator {step.name!r} has {step.partitions} partitions and runs in task {task.partition} of a "
+                    "stage: union() on its output, or with it, counts the tasks of all together. Put a repartition() "
+                    "between the operator and the union"
+                )
             place, first = open_place(step, task)
-            partition = Partition(place, task.partition, task.batch, first)
+            partition = Partition(place, task.partition, task.batch, first, task.attempt)
             with partition as pm:
                 for batch in execute(operator, pm, batches):
                     outbox.add(batch)
@@ -262,6 +272,7 @@ def stateful(
     in ``query.recentProgress``, under ``observedMetrics`` and the operator's name.
     """
     from py4j.java_gateway import JavaObject
+    from pyspark import cloudpickle
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -301,6 +312,13 @@ def stateful(
     if f"quire_{chosen}(" in df._jdf.queryExecution().logical().toString():
         raise InvalidError(f"the DataFrame has an operator {chosen!r} already: give one of the two another name=")
     schema = output_schema(operator)
+    try:
+        cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise InvalidError(
+            f"operator {chosen!r} cannot be sent to Spark's workers: {error}. Give a new {type(operator).__name__}(), "
+            "not one that has run; what cannot be pickled is made in open()"
+        ) from error
     options = {"mode": mode, "limit": limit, "arena_dir": arena_dir, "bases_every": bases_every, "retain": retain}
     types = tuple(df.schema[key].dataType.simpleString() for key in keys)
     step = Step(operator, chosen, tuple(keys), types, count, checkpoint, options)

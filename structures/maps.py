@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from quire._native import ffi, lib
 from quire.pagemgr.callbacks import STOP, collect, keep_error
-from quire.pagemgr.errors import InvalidError, NotFoundError, QuireError, check, fail
+from quire.pagemgr.errors import InvalidError, NotFoundError, QuireError, check, fail, shown
 from quire.pagemgr.lifetime import Face, Handle, Scope, in_cell
 from quire.structures.arrow import Column, Rows, aligned, as_array, chunks
 from quire.structures.groups import (
@@ -381,7 +381,7 @@ class Map(Face, MutableMapping[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         value = self._get(key)
         if value is None:
-            raise NotFoundError(f"no key {key!r} in {self._name!r}")
+            raise NotFoundError(f"no key {shown(key)} in {self._name!r}")
         return self._codec.value_from_bytes(value)
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -399,7 +399,7 @@ class Map(Face, MutableMapping[Any, Any]):
         with self._guard:
             code = lib.quire_kv_remove(self._kv(), encoded, len(encoded))
             if code == lib.QUIRE_E_NOTFOUND:
-                raise NotFoundError(f"no key {key!r} in {self._name!r}")
+                raise NotFoundError(f"no key {shown(key)} in {self._name!r}")
             check(code)
 
     def __contains__(self, key: object) -> bool:

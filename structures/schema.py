@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quire._native import ffi, lib
-from quire.pagemgr.errors import CorruptError, InvalidError, QuireError, check
+from quire.pagemgr.errors import CorruptError, InvalidError, QuireError, check, shown
 from quire.structures.arrow import Column, Rows
 from quire.structures.ddl import parse
 
@@ -375,7 +375,7 @@ class Columns:
             return row
         raise InvalidError(
             f"the {self.part} has {len(self.schema)} columns {self.schema.names}: pass a tuple of as many values or a "
-            f"dict, not {row!r}"
+            f"dict, not {shown(row)}"
         )
 
     def _one(self, field: pa.Field, value: Any) -> pa.Array:
@@ -383,8 +383,8 @@ class Columns:
             return objects_as_array([value], field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidError(
-                f"{self.called(field)} is {field.type} and cannot hold {value!r} of type {type(value).__name__} "
-                f"without loss: {error}"
+                f"{self.called(field)} is {field.type} and cannot hold {shown(value)} of type {type(value).__name__} "
+                f"without loss: {shown(error)}"
             ) from error
 
 

@@ -334,6 +334,46 @@ def test_bad_arguments_are_named_before_anything_runs(spark, folder):
         quire.stateful(pa.table({"key": ["a"]}).to_pandas(), Latest(), by="key")
 
 
+@pytest.mark.parametrize("keys", ["abcdef", "a"], ids=["rows everywhere", "an empty partition"])
+def test_partitions_that_meet_in_one_stage_are_refused_and_a_repartition_keeps_them_apart(spark, folder, keys):
+    """Spark then runs several of them in one task, or gives their tasks other numbers: state would be lost."""
+    checkpoint = folder / "checkpoint"
+    given(folder / "in", keys)
+    frame = latest(spark, folder / "in")
+    other = [("z", 0)]
+    for step, write, match in (
+        (frame.coalesce(1), None, r"coalesce\(\) on the operator's output"),
+        (frame, lambda batch, number: batch.coalesce(1).collect(), r"coalesce\(\) on the operator's output"),
+        (
+            frame,
+            lambda batch, number: batch.sparkSession.createDataFrame(other, batch.schema).union(batch).collect(),
+            r"has 2 partitions and runs in task [23] .* union\(\)",
+        ),
+        (frame, lambda batch, number: batch.union(batch).collect(), r"has 2 partitions and runs in task [23] .* union"),
+    ):
+        with pytest.raises(StreamingQueryException, match=match):
+            run(step, checkpoint, write)
+    assert run(frame.repartition(1), checkpoint) == {0: Counter((key, 1) for key in keys)}
+    given(folder / "in", keys)
+    output = {}
+
+    def twice(batch, number):
+        apart = batch.repartition(2)
+        output[number] = Counter(tuple(row) for row in apart.union(apart).collect())
+
+    run(frame, checkpoint, twice)
+    assert output == {1: Counter([(key, 2) for key in keys] * 2)}
+    assert state(checkpoint) == dict.fromkeys(keys, 2)
+
+
+def test_an_operator_that_has_run_is_refused(spark, folder):
+    given(folder / "in", ["a"])
+    used = Latest()
+    used.run([pa.record_batch({"key": ["a"]})])
+    with pytest.raises(quire.InvalidError, match=r"'Latest' cannot be sent to Spark's workers: .*a new Latest\(\)"):
+        quire.stateful(harness.stream(spark, folder / "in", SCHEMA), used, by="key")
+
+
 def test_the_arenas_may_be_nowhere(spark, folder):
     given(folder / "in", ["a"])
     (folder / "file").write_text("")

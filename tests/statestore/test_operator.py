@@ -136,3 +136,18 @@ def test_large_output_waits_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     with Outbox(batches[0].schema) as unread:  # as after an error
         for batch in batches:
             unread.add(batch)
+
+
+def test_state_is_kept_in_pages_alone() -> None:
+    with pytest.raises(quire.InvalidError, match=r"keeps its state in a quire\.PageManager, not str"):
+        Count().run([], "path")  # type: ignore[arg-type]
+
+
+def test_a_message_does_not_hold_all_of_a_long_value() -> None:
+    with quire.PageManager() as pm:
+        counts = quire.State(pm).map("counts", key="user string", value="n bigint")
+        with pytest.raises(quire.InvalidError, match=r"characters\)") as wrong:
+            counts["k"] = "x" * 1_000_000
+        with pytest.raises(quire.NotFoundError, match=r"characters\)") as missing:
+            counts["x" * 1_000_000]
+    assert len(str(wrong.value)) < 1000 and len(str(missing.value)) < 1000
