@@ -122,9 +122,8 @@ class Job:
                 self._progress(self.bytes_done, self.bytes_total)
 
     def run(self, work: Callable[["Job"], None]) -> None:
-        """Does the work and keeps how it ended."""
+        """Does the work, which checks whether it was cancelled, and keeps how it ended."""
         try:
-            self.check()
             work(self)
         except BaseException as error:
             self._error = error

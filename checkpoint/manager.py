@@ -409,7 +409,7 @@ class Manager:
         try:
             header = self._store.header(line.files[-1]) if line.files else None
             pm.commit()
-            commit = listing.deltas.get(line.version)
+            commit = loaded.listing.deltas.get(line.version)
             kind = None if commit is None else self._store.header(commit).kind
             mode = self._make_mode(loaded, kind, self._extent_target)
             flags = 0 if header is None else header.flags
@@ -418,7 +418,7 @@ class Manager:
             pm.close()
             raise
         # Where versions have ids, those of another line are nobody's business but cleaning's.
-        self._state.newer = not self._state.next.id and listing.reaches_beyond(line.version)
+        self._state.newer = not self._state.next.id and loaded.listing.reaches_beyond(line.version)
         self._last_base = line.base.version.number if line.base else 0
         fault.point("load.done")
         return pm
@@ -502,16 +502,13 @@ class Manager:
 
     # ------------------------------------------------------------------------------------------------ committing
 
-    def commit(self, pm: PageManager, id: str | None = None) -> int:
+    def commit(self, pm: PageManager) -> int:
         """Makes the state the next version, durable when it returns, and commits it in memory, too; gives its number.
 
         After an error the last version is as it was, in the files and in memory: ``pm.abort()`` goes back to it,
         another ``commit()`` tries again. What the mode does not take is refused (``mode`` above).
-        id: of the version, where versions have ids; by default one that nobody else can have.
         """
         state = self._loaded()
-        if id is not None:
-            state.next = Version(state.next.number, id)
         if pm is not state.pm:
             raise InvalidError("commit what? give the page manager that load() gave last")
         if state.flags & ROW_CHECKSUMS:
@@ -574,14 +571,13 @@ class Manager:
         except ExistsError:
             with self._storage.open(path) as stream:
                 found = stream.read()
-            # The answer to an attempt may have been lost, or it may have failed after the file had its name.
-            if found == data:
-                return
             if hashlib.sha256(found).digest() not in state.attempts:
                 raise ExistsError(
                     f"{self._storage.display(path)} is there already: another program has committed version {version}. "
                     "It stays, and the changes made here are not durable: load() again"
                 ) from None
+            # The answer to an attempt may have been lost, or it may have failed after the file had its name, which
+            # may not be safe then: so once more, whatever it holds.
             self._storage.write_atomic(path, data, replace=True)
 
     def _drop_newer(self, state: "State") -> None:
@@ -618,6 +614,7 @@ class Manager:
 
         def work(job: Job) -> None:
             try:
+                job.check()
                 if due:
                     self._write_base(job, pin, page_bytes, state)
                 self._clean(job, pin.version, state.mode.start)
@@ -628,7 +625,11 @@ class Manager:
             finally:
                 pin.release()
 
-        self._job = job = self._service.start(work, progress)
+        try:
+            self._job = job = self._service.start(work, progress)
+        except BaseException:
+            pin.release()
+            raise
         if background:
             if due:
                 job.wait_begun()

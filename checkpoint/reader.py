@@ -162,13 +162,15 @@ class Loaded:
     """A state that was loaded, and what it was loaded from.
 
     origin  the number of the version whose pages it still has where nothing changed: of a base or of pages; 0: none.
-    log     the log that it can go on with, if it was loaded from nothing but logs.
+    log     the log that it can go on with, if the last files were logs, of which it knows what was before.
+    listing the files that there were.
     """
 
     state: PageManager
     line: Line
     origin: int = 0
     log: cec.Log | None = None
+    listing: "Listing" = field(default_factory=lambda: Listing([], []))
 
 
 class Listing:
@@ -185,10 +187,13 @@ class Listing:
         self.bases = {file.version: file for file in files if file.kind == FileKind.BASE}
         self.versions = sorted({file.version for file in files})
 
-    def last(self, number: int) -> Version | None:
-        """Of the versions of a number, the one that was committed last."""
-        found = [file for file in self.deltas.values() if file.version.number == number]
-        return max(found, key=lambda file: (file.modified, file.version.id)).version if found else None
+    def last(self, number: int | None = None) -> Version | None:
+        """Of the versions, or those of a number, the one that was committed last; a base is written later."""
+        found: dict[Version, int] = {}
+        for file in self.files:
+            if number in (None, file.version.number):
+                found[file.version] = min(file.modified, found.get(file.version, file.modified))
+        return max(found, key=lambda version: (found[version], version), default=None)
 
     def reaches_beyond(self, version: Version) -> bool:
         """Whether there are versions of a higher number."""
@@ -396,7 +401,11 @@ class Store:
         return Listing(sorted(files, key=lambda file: (file.version, file.kind)), parts)
 
     def resolve(self, version: int | None = None, id: str | None = None) -> Version:
-        """The version of that number and id, or the newest; without an id, the one that the newest grew out of."""
+        """The version of that number and id, or the newest.
+
+        A batch may be committed more than once, each time under another id. Without one it is the version that the last
+        commit of all grew out of, or else the last of them.
+        """
         return steadily(lambda: self._resolve(self.listing(), version, id))
 
     def _resolve(self, listing: Listing, number: int | None, id: str | None) -> Version:
@@ -406,21 +415,16 @@ class Store:
             return Version(0)
         if not listing.versions:
             raise NotFoundError(f"{self.location} holds no version")
-        newest = [version for version in listing.versions if version.number == listing.versions[-1].number]
-        wanted = newest[0].number if number is None else number
+        wanted = listing.versions[-1].number if number is None else number
         found = [v for v in listing.versions if v.number == wanted and id in (None, v.id)]
-        if len(found) > 1 and len(newest) == 1:
-            line = self.ancestors(listing, newest[0])
-            found = [v for v in line if v.number == wanted and v in found] or found
         if not found:
             there = f"{listing.versions[0]} to {listing.versions[-1]}"
             raise NotFoundError(f"{self.location} has no version {Version(wanted, id or '')}: there are {there}")
-        if len(found) > 1 and self.step and (last := listing.last(wanted)) is not None:
-            return last
-        if len(found) > 1:
-            ids = ", ".join(version.id or "none" for version in found)
-            raise InvalidError(f"{self.location} has several versions {wanted}: give the id of one: {ids}")
-        return found[0]
+        if len(found) == 1:
+            return found[0]
+        newest, last = listing.last(), listing.last(wanted)
+        assert newest is not None and last is not None
+        return next((v for v in self.ancestors(listing, newest) if v in found), last)
 
     def ancestors(self, listing: Listing, version: Version) -> Iterator[Version]:
         """The version and those it grew out of, newest first, as far as there are commit files."""
@@ -749,7 +753,7 @@ class Store:
         try:
             for line in self.lines_in(listing, self._resolve(listing, version, id)):
                 try:
-                    return self._follow(line, extent_target)
+                    return self._follow(listing, line, extent_target)
                 except (CorruptError, VersionError) as error:
                     if not repair:
                         raise
@@ -760,16 +764,24 @@ class Store:
             raise failure from error
         raise failure or NotFoundError(f"{self.location} holds no version")
 
-    def _follow(self, line: Line, extent_target: float) -> Loaded:
+    def _follow(self, listing: Listing, line: Line, extent_target: float) -> Loaded:
         """The state that a line leads to, committed."""
-        loaded = Loaded(PageManager(), line, line.base.version.number if line.base else 0)
+        loaded = Loaded(PageManager(), line, line.base.version.number if line.base else 0, listing=listing)
         try:
-            last: tuple[StoredFile, int] | None = None  # of the logs that hold all there is: the file, and its keys
-            if line.logs:
-                loaded.log = cec.Log(loaded.state, extent_target)
+            # Of the logs that go on from what was before: the last file, and its keys.
+            last: tuple[StoredFile, int] | None = None
+            before = Version(0)
             with contextlib.closing(self._read_in_order(line.files)) as files:
                 for file, found in files:
-                    if loaded.log is not None and found.header.kind == FileKind.LOG:
+                    log = found.header.kind == FileKind.LOG
+                    # Behind a base of a version that has a log of its own it may need what was before the base.
+                    if log and loaded.log is None and not self._is_log(listing, before):
+                        loaded.state.commit()
+                        loaded.log = cec.Log(loaded.state, extent_target)
+                        if before.number:
+                            loaded.log.foreign(before.number)
+                    before = file.version
+                    if log and loaded.log is not None:
                         self._apply_log(loaded, file, found)
                         last = file, found.keys
                     else:
@@ -786,6 +798,11 @@ class Store:
             loaded.state.close()
             raise
         return loaded
+
+    def _is_log(self, listing: Listing, version: Version) -> bool:
+        """Whether the version's commit file is a log."""
+        file = listing.deltas.get(version)
+        return file is not None and self._needs(listing, file).kind == FileKind.LOG
 
     def _read_in_order(self, files: Sequence[StoredFile]) -> Generator[tuple[StoredFile, CheckpointFile], None, None]:
         """The files, each read when it is wanted, or before that beside those who use the one before."""
@@ -895,7 +912,7 @@ class Store:
             return [_whole(record, state) if record.op == Op.PATCH else record for record in records]
 
     def _state_in(self, listing: Listing, version: Version) -> PageManager:
-        loaded = self._follow(next(self.lines_in(listing, version)), 2.0)
+        loaded = self._follow(listing, next(self.lines_in(listing, version)), 2.0)
         if loaded.log is not None:
             loaded.log.close()
         return loaded.state

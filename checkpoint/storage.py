@@ -8,6 +8,7 @@ import contextlib
 import errno
 import importlib
 import io
+import itertools
 import os
 import posixpath
 import re
@@ -278,7 +279,10 @@ class LocalStorage(Storage):
     def _write(self, path: str, chunks: Iterable[bytes], replace: bool) -> None:
         hidden, folder = Path(hidden_name(path)), Path(path).parent
         fault.point("write.start")
+        new = list(itertools.takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
         folder.mkdir(parents=True, exist_ok=True)
+        for each in new:
+            sync_folder(each.parent)
         try:
             with hidden.open("xb") as file:
                 for chunk in chunks:

@@ -303,7 +303,7 @@ private[spark] object BaseFiles {
     private val out = files.create(path)
     private val file = new FrameWriter(out, files.codec())
     private val line = new IoService.Line(urgent)
-    file.raw(header)
+    line.add(header.length)(file.raw(header))
 
     def add(piece: Array[Byte]): Unit = line.add(piece.length) {
       Fault.point("part.piece")

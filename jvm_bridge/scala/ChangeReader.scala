@@ -36,6 +36,7 @@ private[spark] object DeltaRecords {
   val Remove = 5
   val Append = 6
   val Patch = 7
+  val Check = 9
   val Splice = 10
 
   /** Several values, each behind its length. */
@@ -117,6 +118,7 @@ private[spark] class ChangeReader(
           records.op match {
             case DeltaRecords.Family => ours = new String(records.key, "UTF-8") == format.name
             case DeltaRecords.Drop => ours = false
+            case DeltaRecords.Check => // written again, as it was
             case DeltaRecords.Remove if ours =>
               found += ((RecordType.DELETE_RECORD, key(records), null, version.number - 1))
             case DeltaRecords.Patch if ours =>
@@ -155,8 +157,8 @@ private[spark] class ChangeReader(
   private def differences(file: ChangeFile): Iterator[Change] = {
     dropState()
     val found = new mutable.ArrayBuffer[Change]()
-    val states = Seq(file.parent, file.version).map(load)
-    val families = states.map(state => Native.familyOpen(state.handle, format.name, format.ordered))
+    val states = new mutable.ArrayBuffer[Arena]()
+    val families = new mutable.ArrayBuffer[Long]()
     val span = new OffHeap(16)
     def values(family: Long, key: Long, bytes: Int): Option[Seq[Array[Byte]]] =
       if (Native.getAll(family, key, bytes, span.address)) {
@@ -165,7 +167,9 @@ private[spark] class ChangeReader(
         None
       }
     try {
-      val Seq(older, newer) = families
+      Seq(file.parent, file.version).foreach(version => states += load(version))
+      states.foreach(state => families += Native.familyOpen(state.handle, format.name, format.ordered))
+      val Seq(older, newer) = families.toSeq
       eachKey(newer) { (key, bytes) =>
         val before = values(older, key, bytes).getOrElse(Nil)
         val after = values(newer, key, bytes).get

@@ -12,7 +12,11 @@ import org.apache.spark.sql.execution.streaming.state.{StateStoreConf, StateStor
 import org.apache.spark.sql.execution.streaming.state.quire.{Codec, SparkInternals}
 import org.apache.spark.unsafe.Platform
 
-/** A version of a store: its number and, in checkpoint format 2, the id of the commit. */
+/**
+ * A version of a store: its number and the id of the commit, which Spark knows of in checkpoint
+ * format 2 alone. A batch may be committed more than once, by a task that is tried again or by a
+ * copy of a slow one; by its id each has files of its own, and names the very one it grew out of.
+ */
 private[spark] case class Version(number: Long, id: Option[String]) {
   def name: String = id.fold(number.toString)(id => s"${number}_$id")
 
@@ -24,7 +28,8 @@ private[spark] case class Version(number: Long, id: Option[String]) {
 }
 
 /** A file of a store's checkpoint: what a commit wrote, or a base. */
-private[spark] case class CheckpointFile(path: Path, version: Version, isBase: Boolean, bytes: Long)
+private[spark] case class CheckpointFile(
+    path: Path, version: Version, isBase: Boolean, bytes: Long = 0, modified: Long = 0)
 
 /** Kinds of files (container.h). */
 private[spark] object FileKinds {
@@ -97,7 +102,7 @@ private[spark] class CheckpointFiles(
 
   /** All files of this store, the oldest version first. */
   def list(): Seq[CheckpointFile] = listing().flatMap { status =>
-    parse(status.getPath).map(_.copy(bytes = status.getLen))
+    parse(status.getPath).map(_.copy(bytes = status.getLen, modified = status.getModificationTime))
   }.sortBy(file => (file.version.number, !file.isBase))
 
   private def listing(): Seq[FileStatus] =
@@ -124,9 +129,6 @@ private[spark] class CheckpointFiles(
       None
     }
   }
-
-  def exists(path: Path): Boolean = manager.exists(path)
-  def remove(path: Path): Unit = manager.delete(path)
 
   /** Removes the files of versions before `first`, and what killed writers left of them. */
   def clean(first: Long): Int = {
@@ -395,7 +397,7 @@ private[spark] object CheckpointFiles {
 
   def parse(path: Path): Option[CheckpointFile] = path.getName match {
     case Name(number, id, suffix) =>
-      Some(CheckpointFile(path, Version(number.toLong, Option(id)), suffix == BaseSuffix, 0))
+      Some(CheckpointFile(path, Version(number.toLong, Option(id)), suffix == BaseSuffix))
     case _ => None
   }
 

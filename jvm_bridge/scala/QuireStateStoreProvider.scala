@@ -5,6 +5,7 @@ import java.util.concurrent.ConcurrentHashMap
 
 import scala.collection.mutable
 import scala.jdk.CollectionConverters._
+import scala.util.Try
 import scala.util.control.NonFatal
 
 import org.apache.hadoop.conf.Configuration
@@ -58,10 +59,6 @@ class QuireStateStoreProvider
   private var pagePoints: Map[Version, Long] = Map.empty
   /** What the commits' files of that line say, as far as somebody asked. */
   private val infos = new ConcurrentHashMap[Version, CommitInfo]()
-  /** The highest number that a base in the folder has, of this line or another. */
-  private var highestBase = 0L
-  /** Those of the line as it is: a step back takes those out that are of versions after it. */
-  private var basesUnderWay = Set.empty[PinnedVersion]
   private var basesWritten = 0L
   private var baseBytes = 0L
   private var writer: AnyRef = _
@@ -211,9 +208,9 @@ class QuireStateStoreProvider
     val durable = if (loadEmpty) BaseAlone else if (forceSnapshotOnCommit) DeltaAndBase else Delta
     val wanted = wantedVersion(version, stateStoreCkptId)
     if (loadEmpty) {
-      writeStore(wanted, durable)(None, empty(wanted))
+      writeStore(durable)(None, empty(wanted))
     } else {
-      writeStore(wanted, durable)(bringFromMemory(wanted), load(wanted))
+      writeStore(durable)(bringFromMemory(wanted), load(wanted))
     }
   }
 
@@ -248,9 +245,9 @@ class QuireStateStoreProvider
     val from = wantedVersion(snapshotVersion, snapshotVersionStateStoreCkptId)
     val to = wantedVersion(endVersion, endVersionStateStoreCkptId)
     if (readOnly) {
-      pinnedStore(to, adopt = false)(loadOnto(from, to))
+      pinnedStore(adopt = false)(loadOnto(from, to))
     } else {
-      writeStore(to, Delta)(None, loadOnto(from, to))
+      writeStore(Delta)(None, loadOnto(from, to))
     }
   }
 
@@ -259,8 +256,8 @@ class QuireStateStoreProvider
       endVersion: Long,
       colFamilyNameOpt: Option[String],
       endVersionStateStoreCkptId: Option[String]): ChangeIterator = {
-    val end = wantedVersion(endVersion, endVersionStateStoreCkptId)
     val folder = look()
+    val end = folder.committed(wantedVersion(endVersion, endVersionStateStoreCkptId))
     val versions = lineTo(end, folder, _.number <= startVersion).filter(_.number >= startVersion)
     val name = colFamilyNameOpt.getOrElse(StateStore.DEFAULT_COL_FAMILY_NAME)
     new ChangeReader(
@@ -295,22 +292,23 @@ class QuireStateStoreProvider
   }
 
   /** A writer on a version that is in memory, else on one that is loaded. */
-  private def writeStore(version: Version, files: CommitFiles)(
+  private def writeStore(files: CommitFiles)(
       fromMemory: => Option[LoadReport], load: => Loaded): StateStore = {
     val token = new Object
     claimWriter(token)
     var store: QuireWriteStore = null
     try {
       // Loading takes long, and nobody else may load or write meanwhile: no need for the monitor.
-      val report = synchronized(fromMemory.map(orRead)).getOrElse(adopting(version, load))
+      val report = synchronized(fromMemory.map(orRead)).getOrElse(adopting(load))
       val (mine, from) = synchronized {
         checkOpen()
+        val from = current
         // A state that did not grow out of the version is not that version.
         if (files == BaseAlone) current = NoVersion
         // The version being made counts as one of those in memory.
         trimRetained(storeConf.maxVersionsToRetainInMemory - 2)
         arena.acquire()
-        (arena, if (files == BaseAlone) version else current)
+        (arena, from)
       }
       store = closingOnFailure(() => mine.release()) {
         new QuireWriteStore(this, from, mine, files, report.metrics)
@@ -329,10 +327,10 @@ class QuireStateStoreProvider
     report
   }
 
-  private def adopting(version: Version, loaded: Loaded): LoadReport = synchronized {
+  private def adopting(loaded: Loaded): LoadReport = synchronized {
     closingOnFailure(() => loaded.arena.condemn()) {
       checkOpen()
-      adoptLoaded(version, loaded)
+      adoptLoaded(loaded)
     }
   }
 
@@ -351,7 +349,7 @@ class QuireStateStoreProvider
         val adopt = synchronized {
           writer == null && (arena == null || version.number > current.number)
         }
-        pinnedStore(version, adopt)(load(version))
+        pinnedStore(adopt)(load(version))
     }
   }
 
@@ -372,21 +370,21 @@ class QuireStateStoreProvider
   private def isCurrent(version: Version): Boolean = arena != null && current.answers(version)
 
   /** A reader of a version that was just loaded, whose arena the provider keeps or not. */
-  private def pinnedStore(version: Version, adopt: Boolean)(load: => Loaded): QuireReadStore = {
+  private def pinnedStore(adopt: Boolean)(load: => Loaded): QuireReadStore = {
     val loaded = load
     rowsFromFiles = loaded.report.fromFiles
     val pinned = closingOnFailure(() => loaded.arena.condemn()) {
-      pinFirmly(loaded.arena, version)
+      pinFirmly(loaded.arena, loaded.version)
     }
     synchronized {
       if (adopt && writer == null && !closed) {
-        readReport = Some(adoptLoaded(version, loaded))
+        readReport = Some(adoptLoaded(loaded))
       } else {
         loaded.arena.condemn()
       }
     }
     val pages = new PinnedPages(pinned)
-    closingOnFailure(() => pages.close())(new QuireReadStore(this, version, pages))
+    closingOnFailure(() => pages.close())(new QuireReadStore(this, loaded.version, pages))
   }
 
   private def closingOnFailure[T](close: () => Unit)(make: => T): T = {
@@ -458,7 +456,6 @@ class QuireStateStoreProvider
       if (arena.log != 0) Native.logRestored(arena.log, pinned.version.number)
       current = pinned.version
       line = line.takeWhile(_ != current) :+ current
-      overtake(current)
       basesOfLine = basesOfLine.filter(_.number <= current.number)
       pagePoints = pagePoints.filter(_._1.number <= current.number)
       retained -= pinned
@@ -476,13 +473,12 @@ class QuireStateStoreProvider
     Loaded(newArena(0), Vector(version), None, Map(version -> 0L), LoadReport())
 
   /** Takes a loaded arena for the provider's own; under the monitor. */
-  private def adoptLoaded(version: Version, loaded: Loaded): LoadReport = {
+  private def adoptLoaded(loaded: Loaded): LoadReport = {
     dropArena()
     rowsFromFiles = loaded.report.fromFiles
     arena = loaded.arena
-    current = version
+    current = loaded.version
     line = loaded.line
-    overtake(version)
     basesOfLine = loaded.base.toVector
     pagePoints = loaded.pagePoints
     infos.clear()
@@ -528,9 +524,7 @@ class QuireStateStoreProvider
   // ---------------------------------------------------------------------------- commit and abort
 
   private[spark] def commit(store: QuireWriteStore, loaded: Version): Commit = {
-    val next = Version(
-      loaded.number + 1,
-      if (storeConf.enableStateStoreCheckpointIds) Some(UUID.randomUUID().toString) else None)
+    val next = Version(loaded.number + 1, Some(UUID.randomUUID().toString))
     Fault.point("commit.start")
     if (store.files == BaseAlone) commitWhole(store, next) else commitChanges(store, loaded, next)
   }
@@ -541,7 +535,6 @@ class QuireStateStoreProvider
     var retaining = false
     try {
       val keys = countKeys(mine)
-      removeStaleBase(next)
       val started = System.nanoTime()
       val changes = IoService.committing(writeChanges(mine, older, loaded, next, keys.users))
       val durable = System.nanoTime()
@@ -662,20 +655,8 @@ class QuireStateStoreProvider
   }
 
   /**
-   * Without ids, a batch that is run again makes the same version again, and a base that an earlier
-   * run left under its name is not of this one.
-   */
-  private def removeStaleBase(next: Version): Unit = {
-    val possible = synchronized(next.id.isEmpty && next.number <= highestBase)
-    if (possible) {
-      Fault.point("drop.base")
-      files.remove(files.basePath(next))
-    }
-  }
-
-  /**
    * Commits a version that did not grow out of the one before: it is written whole, and there is
-   * no delta that could lead to it from what other state the folder has.
+   * no delta that leads to it.
    */
   private def commitWhole(store: QuireWriteStore, next: Version): Commit = {
     val mine = store.arena
@@ -688,8 +669,6 @@ class QuireStateStoreProvider
       val pinned = pinFirmly(mine, next)
       val written =
         try writeBase(pinned, keys.users, urgent = true) finally pinned.release()
-      Fault.point("drop.delta")
-      files.remove(files.deltaPath(next))
       Fault.point("commit.done")
       synchronized {
         if (mine eq arena) {
@@ -711,10 +690,8 @@ class QuireStateStoreProvider
     }
   }
 
-  private def baseIsThere(version: Version): Unit = {
-    highestBase = math.max(highestBase, version.number)
+  private def baseIsThere(version: Version): Unit =
     if (line.contains(version)) basesOfLine = (basesOfLine :+ version).sortBy(_.number)
-  }
 
   private def committed(
       store: QuireWriteStore,
@@ -732,10 +709,11 @@ class QuireStateStoreProvider
       QuireMetrics.CommitRawBytes -> written.rawBytes,
       QuireMetrics.ForcedBases -> (if (store.files == Delta) 0L else 1L),
       QuireMetrics.InternalKeys -> keys.internal)
+    def told(id: Option[String]) = id.filter(_ => storeConf.enableStateStoreCheckpointIds)
     Commit(
       next,
       storeMetrics(store.arena, next, keys.users, timing ++ sizes ++ store.loadMetrics),
-      StateStoreCheckpointInfo(storeId.partitionId, next.number, next.id, parent))
+      StateStoreCheckpointInfo(storeId.partitionId, next.number, told(next.id), told(parent)))
   }
 
   /** Keys of the families that users have, and of Spark's own. */
@@ -849,24 +827,14 @@ class QuireStateStoreProvider
 
   /** Writes the current version whole, from a pin, beside whatever the writer does. */
   private def writeBase(urgent: Boolean): Unit = {
-    val pinned = synchronized {
-      val found = if (closed || arena == null) None else Some(pinCurrent())
-      found.foreach(basesUnderWay += _)
-      found
-    }
+    val pinned = synchronized(if (closed || arena == null) None else Some(pinCurrent()))
     pinned.foreach { pinned =>
       try {
         val started = System.nanoTime()
         val pages = new PinnedPages(pinned)
         val keys = countKeys(pages.names, pages.open)
         val written = writeBase(pinned, keys.users, urgent)
-        val isOvertaken = synchronized {
-          // Known from now on, so that a commit of this version removes it.
-          highestBase = math.max(highestBase, pinned.version.number)
-          !basesUnderWay(pinned)
-        }
-        if (isOvertaken) files.remove(files.basePath(pinned.version))
-        else synchronized {
+        synchronized {
           baseIsThere(pinned.version)
           if ((pinned.arena eq arena) && line.contains(pinned.version)) {
             pagePoints += pinned.version -> Native.snapEpoch(pinned.snap)
@@ -881,15 +849,10 @@ class QuireStateStoreProvider
         logInfo(s"Wrote the base of version ${pinned.version} of $storeId: ${written.bytes} " +
           s"bytes in ${(System.nanoTime() - started) / 1000000} ms")
       } finally {
-        synchronized { basesUnderWay -= pinned }
         pinned.release()
       }
     }
   }
-
-  /** What was committed after a version is gone, and with it the bases of it that are being written. */
-  private def overtake(version: Version): Unit =
-    basesUnderWay = basesUnderWay.filter(_.version.number <= version.number)
 
   override protected def cleanUp(): Unit = maintaining("removing old files") {
     val (latest, mine) = synchronized { (current, line) }
@@ -954,13 +917,12 @@ class QuireStateStoreProvider
   /**
    * Reads a version from the checkpoint into an arena of its own: the newest base that is not
    * newer, and the deltas after it. A base that cannot be read is passed over for an older one.
-   *
-   * @param from the base to begin with, instead of the newest one
    */
-  private def load(version: Version): Loaded = {
-    if (version.number == 0) return empty(version)
+  private def load(wanted: Version): Loaded = {
+    if (wanted.number == 0) return empty(wanted)
     val started = System.nanoTime()
     val folder = look()
+    val version = folder.committed(wanted)
     var damaged = Vector.empty[Version]
     var failure: Throwable = null
     while (true) {
@@ -980,7 +942,7 @@ class QuireStateStoreProvider
           logWarning(s"The base of version $base of $storeId cannot be used", e)
           if (failure == null) failure = e
           // Without a base there is nothing else to begin with.
-          if (base.number == 0) throw failure
+          if (base.number == 0 || plan.isRun) throw failure
           damaged :+= base
       }
     }
@@ -988,14 +950,14 @@ class QuireStateStoreProvider
   }
 
   /** A version, replayed from the base of an older one that was chosen. */
-  private def loadOnto(base: Version, version: Version): Loaded = {
+  private def loadOnto(base: Version, wanted: Version): Loaded = {
     val folder = look()
-    if (!folder.bases(base)) {
+    if (!folder.bases.exists(_.answers(base))) {
       throw StateStoreErrors.stateStoreSnapshotFileNotFound(
         files.basePath(base).toString, toString)
     }
-    val plan = planFor(version, folder, _ == base)
-    if (plan.start != base) throw missing(files.deltaPath(plan.start))
+    val plan = planFor(folder.committed(wanted), folder, v => v.answers(base) && folder.bases(v))
+    if (!plan.start.answers(base)) throw missing(files.deltaPath(plan.start))
     try loadFrom(plan, folder) catch { case DamagedBase(e) => throw e }
   }
 
@@ -1009,14 +971,12 @@ class QuireStateStoreProvider
   private def look(): Folder = {
     val found = files.list()
     val (bases, deltas) = found.partition(_.isBase)
-    synchronized { bases.lastOption.foreach(b => highestBase = math.max(highestBase, b.version.number)) }
     new Folder(files, deltas, bases)
   }
 
   /**
    * The versions that lead to this one, the oldest first: back to the first that will do, or to the
-   * last whose delta is there (0 is the empty state). In checkpoint format 2 every delta names its
-   * parent.
+   * last whose delta is there (0 is the empty state).
    */
   private def lineTo(
       version: Version, folder: Folder, willDo: Version => Boolean): Vector[Version] = {
@@ -1026,7 +986,7 @@ class QuireStateStoreProvider
           s"${files.folder} was written by $other: Quire cannot read it. Restart the query with " +
             s"that provider, or with a new checkpoint location")
       }
-      throw missing(files.deltaPath(version))
+      throw missing(files.deltaPath(if (version.id.isEmpty) version.copy(id = Some("*")) else version))
     }
     var line = Vector(version)
     while (line.head.number > 0 && !willDo(line.head) && folder.deltas(line.head)) {
@@ -1106,7 +1066,9 @@ class QuireStateStoreProvider
       var points = Map(base -> Native.arenaOrigin(made.handle))
       var before = base
       plan.steps.foreach { step =>
-        if (step.info.kind == FileKinds.Log && (plan.isRun || !isLogFile(before))) {
+        // A log that is not the first of those that are applied goes on with it; one behind a base of a
+        // version that has a log of its own may need what was before the base.
+        if (step.info.kind == FileKinds.Log && (made.log != 0 || !isLogFile(before))) {
           if (made.log == 0) {
             made.log = newLog(made)
             Native.arenaCommit(made.handle)
@@ -1202,7 +1164,9 @@ private[spark] object QuireStateStoreProvider {
       base: Option[Version],
       pagePoints: Map[Version, Long],
       report: LoadReport,
-      info: Option[(Version, CommitInfo)] = None)
+      info: Option[(Version, CommitInfo)] = None) {
+    def version: Version = line.last
+  }
 
   /** A commit's file that has to be read. */
   case class Step(version: Version, info: CommitInfo)
@@ -1229,9 +1193,31 @@ private[spark] object QuireStateStoreProvider {
     def deltas(version: Version): Boolean = byVersion.contains(version)
     def info(version: Version): CommitInfo =
       infos.getOrElseUpdate(version, files.readInfo(byVersion(version)))
-    /** Without ids it is the version before. */
+    /** Without ids (as Python may write it) it is the version before. */
     def parent(version: Version): Version =
       if (version.id.isEmpty) Version(version.number - 1, None) else info(version).parent
+
+    /**
+     * The version that was asked for by its number. If that was committed more than once, it is the
+     * one that the last commit of all grew out of, or else the last of them. Any is a right outcome
+     * of its batch, as long as all that read it agree.
+     */
+    def committed(wanted: Version): Version = {
+      val found = inOrder.filter(_.answers(wanted))
+      if (found.size < 2) {
+        found.headOption.getOrElse(wanted)
+      } else {
+        // What is too damaged to tell what it grew out of is nobody's choice.
+        val line = Try(Iterator.iterate(inOrder.last)(parent).find(v => v.number <= wanted.number || !deltas(v)))
+        line.toOption.flatten.filter(found.contains).getOrElse(found.last)
+      }
+    }
+
+    /** All versions, as they were committed; a base is written later. */
+    private lazy val inOrder: Seq[Version] =
+      (commitFiles ++ baseFiles).groupBy(_.version).toSeq.sortBy { case (version, files) =>
+        (files.map(_.modified).min, version.number, version.name)
+      }.map(_._1)
   }
 
   /** That what changed takes more bytes as records than it may. */

@@ -302,8 +302,9 @@ def test_every_point_is_passed(prepared, mode):
 @pytest.mark.slow
 @pytest.mark.parametrize("point", sorted(POINTS))
 def test_a_kill_at(prepared, mode, point, tally, tmp_path):
-    if point not in points(mode):
-        pytest.skip(f"{mode} writes no bases")
+    if point not in points(mode):  # cec writes no bases: nothing to be killed at
+        assert not any(point in counts for _, _, counts in prepared.values())
+        return
     for seed, (folder, before, counts) in prepared.items():
         for name, nth in cases({point: counts[point]}):
             rng = random.Random(f"{seed} {name} {nth}")

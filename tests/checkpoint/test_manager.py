@@ -802,3 +802,99 @@ def test_the_mode_is_told_what_became_of_it(tmp_path, monkeypatch):
             checkpoint.commit(pm)
         checkpoint.commit(pm)
     assert told == ["write", "forget", "write", "committed"]
+
+
+@pytest.mark.parametrize("restart", [100, 10, 4, 1])
+def test_a_log_that_began_on_a_base_stands_by_itself_whatever_restarts(tmp_path, restart):
+    rng, model = random.Random(restart), {}
+    with Manager(str(tmp_path), bases_every=1) as checkpoint, checkpoint.load() as pm:
+        model |= {b"%d" % number: b"v" * 30 for number in range(500)}
+        pm.map("users").update(model)
+        checkpoint.commit(pm)
+        checkpoint.maintain().wait()
+    for _ in range(100 // restart):
+        with Manager(str(tmp_path), mode="cec", retain=2) as checkpoint, checkpoint.load() as pm:
+            for _ in range(restart):
+                changed = {b"%d" % (10 * rng.randrange(50)): b"%d" % rng.randrange(100) for _ in range(30)}
+                model |= changed
+                pm.map("users").update(changed)
+                checkpoint.commit(pm)
+            checkpoint.maintain().wait()
+    line = checkpoint.store.line()
+    assert line.base is None and line.logs and len(line.files) < 40
+    assert len(checkpoint.store.files()) < 45
+    with checkpoint.store.load() as state:
+        assert dict(state.map("users").items()) == model
+
+
+def test_a_commit_is_not_told_durable_while_its_folder_cannot_be_synced(tmp_path, monkeypatch):
+    real, broken = storage.sync_folder, True
+
+    def sync(folder):
+        if broken:
+            raise OSError(errno.EIO, "I/O error")
+        synced.append(folder)
+        real(folder)
+
+    synced = []
+    with Manager(str(tmp_path)) as checkpoint, checkpoint.load() as pm:
+        pm.map("users")[b"a"] = b"1"
+        checkpoint.commit(pm)
+        monkeypatch.setattr(storage, "sync_folder", sync)
+        pm.map("users")[b"a"] = b"2"
+        for _ in range(2):
+            with pytest.raises(quire.QuireError, match="I/O error"):
+                checkpoint.commit(pm)
+        broken = False
+        assert checkpoint.commit(pm) == 2
+        assert synced
+    with checkpoint.store.load() as state:
+        assert dict(state.map("users").items()) == {b"a": b"2"}
+
+
+def test_new_folders_survive_a_loss_of_power(tmp_path, monkeypatch):
+    synced, real = [], storage.sync_folder
+    monkeypatch.setattr(storage, "sync_folder", lambda folder: (synced.append(folder), real(folder)))
+    with Manager(str(tmp_path / "deep" / "down")) as checkpoint, checkpoint.load() as pm:
+        checkpoint.commit(pm)
+    new = [tmp_path / path for path in ("deep", "deep/down", "deep/down/state", "deep/down/state/0")]
+    assert {tmp_path, *new, *(tmp_path / "deep/down/state/0").iterdir()} == set(synced)
+
+
+def test_maintenance_that_is_cancelled_before_it_begins_leaves_no_pin(tmp_path):
+    gate = threading.Event()
+    with Manager(str(tmp_path), bases_every=100) as checkpoint:
+        pm = checkpoint.load()
+        pm.map("users")[b"a"] = b"1"
+        checkpoint.commit(pm)
+        checkpoint._service._jobs.submit(gate.wait)
+        job = checkpoint.maintain(background=True)
+        assert pm.stats().snapshots == 1
+        timer = threading.Timer(0.2, gate.set)
+        timer.start()
+        checkpoint.load().close()
+        timer.join()
+        with pytest.raises(CancelledError):
+            job.wait()
+        assert pm.stats().snapshots == 0
+        pm.close()
+
+
+@pytest.mark.parametrize("restart", [1, 3])
+def test_a_log_behind_a_delta_behind_logs_knows_what_was_before(tmp_path, restart):
+    """The first logs stand by themselves, the delta ends that: what only they hold is not in the logs after it."""
+    model = {b"%d" % number: b"v" * 30 for number in range(300)}
+    with Manager(str(tmp_path), mode="cec") as checkpoint, checkpoint.load() as pm:
+        pm.map("users").update(model)
+        checkpoint.commit(pm)
+    with Manager(str(tmp_path), mode="delta", bases_every=1000) as checkpoint, checkpoint.load() as pm:
+        pm.map("users")[b"0"] = model[b"0"] = b"delta"
+        checkpoint.commit(pm)
+    for number in range(30):
+        with Manager(str(tmp_path), mode="cec", retain=2) as checkpoint, checkpoint.load() as pm:
+            for _ in range(restart):
+                pm.map("users")[b"%d" % (number % 7)] = model[b"%d" % (number % 7)] = b"%d" % number
+                checkpoint.commit(pm)
+            checkpoint.maintain().wait()
+        with checkpoint.store.load() as state:
+            assert dict(state.map("users").items()) == model

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -16,9 +17,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -53,6 +56,8 @@ OPENED = [
 ]
 JVM_FLAGS = [
     "-ea",
+    # Most of the time goes into what runs once: tests, plans, generated code.
+    "-XX:TieredStopAtLevel=1",
     "-Xss4m",
     "-Xmx3g",
     "-XX:+IgnoreUnrecognizedVMOptions",
@@ -336,33 +341,42 @@ class Result:
 
 
 class Runner:
-    """Runs suites in JVMs, a JVM for each group, and follows what they report."""
+    """Runs suites in JVMs, a JVM for each group, some groups at a time, and follows what they report."""
 
     def __init__(self, provider: Path, left_out: list[LeftOut]) -> None:
         self.provider = provider
         self.left_out = left_out
-        self.jvms = 0
+        self.jvms = itertools.count(1)
+        self.ending = threading.Event()
         self.live = sys.stdout.isatty()
 
-    def run(self, suites: list[Suite]) -> Iterator[Result]:
-        """Runs the suites and yields each one's result as soon as it is there."""
+    def run(self, suites: list[Suite], jobs: int) -> list[Result]:
+        """Runs the suites, tells of each as soon as it ends, and gives the results in the suites' order."""
         batches: dict[tuple[str, str], list[Suite]] = {}
         for suite in suites:
             batches.setdefault((suite.group, suite.names), []).append(suite)
-        for (group, _), batch in batches.items():
-            print(f"\n{group}", flush=True)
-            todo = batch
-            while todo:
-                done = 0
-                for result in self._jvm(todo):
-                    done += 1
-                    yield result
-                # A JVM that died or hung in a suite reported that one; the others get a new JVM.
-                todo = todo[done:]
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                running = [pool.submit(self._batch, batch) for batch in batches.values()]
+                results = [result for future in as_completed(running) for result in future.result()]
+            except BaseException:
+                self.ending.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+        order = {suite.name: place for place, suite in enumerate(suites)}
+        return sorted(results, key=lambda result: order[result.suite])
+
+    def _batch(self, todo: list[Suite]) -> list[Result]:
+        results: list[Result] = []
+        while todo and not self.ending.is_set():
+            before = len(results)
+            results.extend(self._jvm(todo))
+            # A JVM that died or hung in a suite reported that one; the others get a new JVM.
+            todo = todo[len(results) - before :]
+        return results
 
     def _jvm(self, suites: list[Suite]) -> Iterator[Result]:
-        self.jvms += 1
-        work = WORK / f"{self.jvms:02d}"
+        work = WORK / f"{next(self.jvms):02d}"
         shutil.rmtree(work, ignore_errors=True)
         (work / "tmp").mkdir(parents=True)
         events, tally, log = work / "events.jsonl", work / "tally", work / "output.log"
@@ -391,7 +405,7 @@ class Runner:
                 for result in self._follow(jvm, suites, events, log):
                     clean = clean and result.verdict == "ok"
                     yield result
-                patience = 0 if result.problem else 30
+                patience = 0 if self.ending.is_set() or result.problem else 30
             finally:
                 _end(jvm, patience)
         if clean:
@@ -450,6 +464,8 @@ class Runner:
                             return
                         result, announced, began = _fresh(waiting[0]), [], time.monotonic()
                     continue
+                if self.ending.is_set():
+                    return
                 if jvm.poll() is not None:
                     tail = log.read_bytes()[-600:].decode(errors="replace")
                     result.problem += f"the JVM ended with {jvm.returncode}: {tail}"
@@ -492,18 +508,15 @@ class Runner:
             if name not in seen:
                 message = "it was running when the suite ended" if name == running else "it was not run"
                 result.tests.append(Test(name, "lost", message=message, left_out=self._reason(suite, name)))
-        if self.live:
-            print("\r\033[K", end="")
         numbers = f"{result.count('passed')} of {result.total} passed"
         if result.left_out:
             numbers += f", {result.left_out} left out"
         numbers += f", {result.opened} stores, {result.seconds:.0f} s"
-        print(f"  {suite.short}: {numbers}  {result.verdict}", flush=True)
-        for test in result.tests:
-            if test.bad:
-                print(f"    failed: {test.name}\n      {first_line(test.message)}", flush=True)
-        if result.problem:
-            print(f"    {result.problem}", flush=True)
+        lines = [f"  {suite.group}, {suite.short}: {numbers}  {result.verdict}"]
+        lines += [f"    failed: {test.name}\n      {first_line(test.message)}" for test in result.tests if test.bad]
+        lines += [f"    {result.problem}"] if result.problem else []
+        # One call: suites of other groups end at the same time.
+        print(("\r\033[K" if self.live else "") + "\n".join(lines) + "\n", end="", flush=True)
         return result
 
     def _progress(self, result: Result, total: int, test: str) -> None:
@@ -643,6 +656,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only a part that takes a few minutes")
     parser.add_argument("--suite", action="append", metavar="NAME", help="only suites with this in their name")
     parser.add_argument("--jar", type=Path, help=f"the provider's jar for Spark {SPARK} (default: compile it)")
+    cores = min(2, os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=cores, metavar="N", help="JVMs at a time (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="list the suites and leave")
     arguments = parser.parse_args()
     chosen = choose(arguments)
@@ -653,11 +668,15 @@ def main() -> int:
     left_out, whole = read_left_out(HERE / "left_out.txt")
     if arguments.jar and not arguments.jar.is_file():
         raise ConformanceError(f"--jar {arguments.jar}: no such file; leave --jar away to have it compiled")
+    if arguments.jobs < 1:
+        raise ConformanceError(f"--jobs {arguments.jobs}: at least 1")
     with alone():
-        return conform(chosen, arguments.jar, left_out, whole)
+        return conform(chosen, arguments.jobs, arguments.jar, left_out, whole)
 
 
-def conform(chosen: list[Suite], jar: Path | None, left_out: list[LeftOut], whole: list[tuple[str, str]]) -> int:
+def conform(
+    chosen: list[Suite], jobs: int, jar: Path | None, left_out: list[LeftOut], whole: list[tuple[str, str]]
+) -> int:
     """Builds what is needed, runs the suites and tells what came out; 0 if all passed on Quire."""
     fetch()
     if any("Pandas" in suite.short for suite in chosen):
@@ -668,7 +687,7 @@ def conform(chosen: list[Suite], jar: Path | None, left_out: list[LeftOut], whol
 
     began = time.monotonic()
     say(f"Running {len(chosen)} of Spark's suites")
-    results = list(Runner(provider, left_out).run(chosen))
+    results = Runner(provider, left_out).run(chosen, jobs)
     seconds = time.monotonic() - began
     passing, unknown = surprises(results, left_out)
     write_report(results, whole, passing, provider, seconds)

@@ -186,13 +186,11 @@ def test_a_query_that_is_restarted_gives_what_an_undisturbed_one_gives(restarted
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bases_are_written_and_old_files_removed(cluster, mode, restarted, name):
-    if mode == "cec":
-        pytest.skip("it writes no bases")
     for store in Checkpoint(checkpoint_url(cluster, restarted, name)).stores():
         listing = store.listing()
-        assert listing.bases, store
+        assert bool(listing.bases) == (mode != "cec"), store
         assert listing.versions[-1].number >= batches_of(name, BATCHES)
-        if name != "transform":
+        if name != "transform" and listing.bases:
             assert listing.versions[0].number > 1, store
 
 
@@ -207,7 +205,7 @@ def test_the_tools_read_it(cluster, restarted, capsys, name):
     stores = {"numbers": 2, "join": 8, "transform": 2}
     assert len(found["stores"]) == stores[name]
     for store in found["stores"]:
-        assert int(store["newest"]) >= batches_of(name, BATCHES) and store["extent"]["files"]
+        assert int(store["newest"].partition("_")[0]) >= batches_of(name, BATCHES) and store["extent"]["files"]
     assert sum(store["keys"] for store in found["stores"])
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -230,6 +231,8 @@ def test_a_damaged_file_is_named_or_repaired_and_never_believed(sound, folder, k
         for path in spoiled:
             damage(path, kind, rng)
         names = [str(path.relative_to(copy / "state" / "0")) for path in spoiled]
+        # Nobody knows the id of a version that nothing is left of.
+        names += [re.sub(r"_[^.]+", "_*", name) for name in names]
         try:
             found = place.go(checkpoint=copy)
         except StreamingQueryException as error:
@@ -240,7 +243,7 @@ def test_a_damaged_file_is_named_or_repaired_and_never_believed(sound, folder, k
             assert not gone, f"{kind} {names}: nothing else held that version"
             assert not harness.difference(found, expected), f"{kind} {names}"
             outcomes.append(f"{names}: right result")
-        shutil.rmtree(copy)
+        shutil.rmtree(copy, ignore_errors=True)  # maintenance may be at work in it
     print(kind, *outcomes, sep="\n")
 
 

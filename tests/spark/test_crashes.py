@@ -41,7 +41,7 @@ DAMAGED = 600 if os.environ.get("QUIRE_CORRUPTION") == "all" else 60
 VERSIONS_BEFORE, VERSIONS_MORE = 6, 9
 KILLED = 137
 POINTS = {
-    *("commit.start", "commit.durable", "commit.done", "drop.base", "drop.delta"),
+    *("commit.start", "commit.durable", "commit.done"),
     *("write.start", "write.frame", "write.written", "write.published"),
     *("base.start", "part.piece", "base.parts", "base.done"),
     *("clean.delete", "clean.done", "load.file", "load.done"),
@@ -188,7 +188,7 @@ def test_every_point_is_passed(prepared, mode):
     """Else a kill there would prove nothing."""
     passed = {point for _, _, counts in prepared.values() for point in counts}
     # Some have ids, and others whole versions among their own.
-    assert passed - POINTS == set() and POINTS - passed <= (set() if ALL else {"drop.base", "drop.delta"}), mode
+    assert passed == POINTS, mode
 
 
 def test_kills(prepared, mode, command, recovering, folder, tally):

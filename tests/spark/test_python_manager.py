@@ -6,7 +6,7 @@ import pytest
 from spark import harness
 from spark.harness import QUIRE, REAL
 
-from quire.checkpoint import Manager, Version
+from quire.checkpoint import Manager
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,7 +54,7 @@ def test_spark_goes_on_from_what_python_committed(spark, folder, codec, mode, mo
                     assert manager.commit(pm) == 3
                     if partition:
                         manager.maintain()
-                assert (Version(3) in manager.store.listing().bases) == (partition == 1 and mode != "cec")
+                assert (manager.version_id in manager.store.listing().bases) == (partition == 1 and mode != "cec")
             expected |= wanted
         rows = spark.read.format("statestore").load(str(checkpoint)).collect()
         assert {row.key.id: row.value["count"] for row in rows} == expected
@@ -87,7 +87,7 @@ def test_spark_reads_bases_in_parts_and_passes_over_one_that_lacks_a_part(spark,
         return spark.read.format("statestore").load(str(checkpoint)).where("value.count < 2 and key.id >= 1000").count()
 
     assert rows() == 2 * len(added)
-    parts = sorted(checkpoint.glob("state/0/0/2.*.qpart"))
+    parts = sorted(checkpoint.glob("state/0/0/2_*.*.qpart"))
     assert len(parts) > 1
     # The version's delta is still there, on top of nothing.
     parts[1].unlink()

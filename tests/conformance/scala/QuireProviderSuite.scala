@@ -66,7 +66,14 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
     try rowPairsToDataSet(store.iterator()) finally store.release()
   }
 
-  private def file(folder: String, name: String): File = new File(folder, s"0/0/$name")
+  private def files(folder: String): File = new File(folder, "0/0")
+
+  /** The file of a version of which there is one. */
+  private def file(folder: String, version: Int, suffix: String): File = {
+    val found = files(folder).listFiles().filter(_.getName.matches(s"${version}_[^.]+\\.$suffix"))
+    assert(found.length == 1)
+    found.head
+  }
 
   private def metric(store: StateStore, name: String): Long =
     store.metrics.customMetrics.find(_._1.name == name).map(_._2).get
@@ -141,7 +148,7 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
     withTempDir { dir =>
       withProvider(dir.toString) { provider =>
         commit(provider, 0)(("a", 0) -> 1)
-        val folder = file(dir.toString, "")
+        val folder = files(dir.toString)
         val store = provider.getStore(1)
         put(store, "b", 0, 2)
         Utils.deleteRecursively(folder)
@@ -159,11 +166,12 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
       withProvider(dir.toString) { provider =>
         (0 until 6).foreach(v => commit(provider, v, force = v == 1)(("a", v) -> v))
       }
-      assert(file(dir.toString, "4.qdelta").delete())
+      val gone = file(dir.toString, 4, "qdelta")
+      assert(gone.delete())
       withProvider(dir.toString) { provider =>
         val error = intercept[Exception](provider.replayStateFromSnapshot(2, 6, readOnly = true))
-        assert(messages(error).contains("4.qdelta"))
-        assert(messages(intercept[Exception](provider.getStore(6))).contains("4.qdelta"))
+        assert(messages(error).contains(gone.getName))
+        assert(messages(intercept[Exception](provider.getStore(6))).contains(gone.getName))
         val store = provider.replayStateFromSnapshot(2, 3, readOnly = true)
         assert(rowPairsToDataSet(store.iterator()).size == 3)
         store.abort()
@@ -186,7 +194,7 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
           id = store.getStateStoreCheckpointInfo().stateStoreCkptId
         }
       }
-      val old = file(dir.toString, "").listFiles().filter(_.getName.matches("[123]_.*qdelta"))
+      val old = files(dir.toString).listFiles().filter(_.getName.matches("[123]_.*qdelta"))
       assert(old.length == 3)
       old.foreach(f => Files.write(f.toPath, Array[Byte](1, 2, 3)))
       withProvider(dir.toString, settings = settings) { provider =>
@@ -202,7 +210,7 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
       withProvider(dir.toString) { provider =>
         commit(provider, 0)(("a", 0) -> 1)
         commit(provider, 1, force = true)(("first", 0) -> 1)
-        assert(file(dir.toString, "2.qbase").exists())
+        assert(file(dir.toString, 2, "qbase").exists())
       }
       withProvider(dir.toString) { provider =>
         commit(provider, 1)(("second", 0) -> 1)
@@ -229,7 +237,7 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
         put(whole, "d", 0, 4)
         whole.commit()
         assert(rowsOf(provider, 3) == Set(("d", 0) -> 4))
-        assert(!file(dir.toString, "3.qdelta").exists())
+        assert(!files(dir.toString).list().exists(_.matches("3_.*qdelta")))
         commit(provider, 3)(("e", 0) -> 5)
       }
       withProvider(dir.toString) { provider =>
@@ -338,16 +346,97 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
       withTempDir { dir =>
         commitMany(dir.toString, 20, settings)
         Seq(19, 7, 2).foreach { version =>
-          damage(file(dir.toString, s"$version.qdelta"))
+          val damaged = file(dir.toString, version, "qdelta")
+          damage(damaged)
           (0 until 10).foreach { _ =>
             withProvider(dir.toString, settings = settings) { provider =>
               val text = Utils.exceptionString(intercept[Exception](rowsOf(provider, 20)))
-              assert(text.contains(s"/$version.qdelta cannot be read"))
+              assert(text.contains(s"/${damaged.getName} cannot be read"))
               if (version > 2) assert(rowsOf(provider, version - 1) == stateOf(version - 1))
             }
           }
         }
         eventually(timeout(60.seconds))(assert(openFiles(dir).isEmpty))
+      }
+    }
+  }
+
+  private val mode = "spark.sql.streaming.stateStore.quire.checkpointMode"
+
+  Seq("delta", "pages", "cec", "auto").foreach { name =>
+    test(s"two that commit the same versions, by turns: $name") {
+      withTempDir { dir =>
+        val settings = Map(mode -> name, "spark.sql.streaming.stateStore.quire.cec.extentTarget" -> "1.5")
+        val random = new Random(7)
+        val keys = (0 until 300).map(i => ("k" * 40, i))
+        var expected = Map.empty[(String, Int), Int]
+        withProvider(dir.toString, settings = settings) { one =>
+          withProvider(dir.toString, settings = settings) { other =>
+            (0 until 40).foreach { version =>
+              // The same rows in another order, as of a task that is tried again or a copy of a slow one; either of
+              // the two may be the one that goes on.
+              val rows = (if (version == 0) keys else random.shuffle(keys).take(20)).map(_ -> random.nextInt())
+              expected ++= rows
+              val (first, second) = if (random.nextBoolean()) (one, other) else (other, one)
+              commit(first, version, force = version == 1)(rows: _*)
+              if (random.nextInt(3) > 0) commit(second, version)(random.shuffle(rows): _*)
+              if (random.nextInt(8) == 0) first.doMaintenance()
+              withProvider(dir.toString, settings = settings) { third =>
+                assert(rowsOf(third, version + 1) == expected.toSet)
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  test("pages that lost the base they start from end in an error, with logs behind them, too") {
+    withTempDir { dir =>
+      val repair = Map(
+        "spark.sql.streaming.stateStore.autoSnapshotRepair.enabled" -> "true",
+        "spark.sql.streaming.stateStore.autoSnapshotRepair.maxChangeFileReplay" -> "100")
+      commitMany(dir.toString, 5, Map(mode -> "cec"))
+      withProvider(dir.toString, settings = Map(mode -> "cec")) { provider =>
+        commit(provider, 5, force = true)(("all", 0) -> 6, ("own", 6) -> 5)
+      }
+      withProvider(dir.toString, settings = Map(mode -> "pages")) { provider =>
+        commit(provider, 6)(("all", 0) -> 7, ("own", 7) -> 6)
+      }
+      withProvider(dir.toString, settings = repair)(provider => assert(rowsOf(provider, 7) == stateOf(7)))
+      damage(file(dir.toString, 6, "qbase"))
+      withProvider(dir.toString, settings = repair) { provider =>
+        assert(messages(intercept[Exception](rowsOf(provider, 7))).contains("6_"))
+        assert(rowsOf(provider, 6) == stateOf(6))
+      }
+    }
+  }
+
+  test("a log that began on a base stands by itself in the end, restarts or not") {
+    withTempDir { dir =>
+      commitMany(dir.toString, 1, Map.empty)
+      withProvider(dir.toString)(provider => commit(provider, 1, force = true)(("own", 2) -> 1))
+      (2 until 60).foreach { version =>
+        withProvider(dir.toString, settings = Map(mode -> "cec")) { provider =>
+          commit(provider, version)(("all", 0) -> version)
+        }
+      }
+      val (base, first) = (file(dir.toString, 2, "qbase"), file(dir.toString, 1, "qdelta"))
+      assert(base.delete() && first.delete() && file(dir.toString, 2, "qdelta").delete())
+      withProvider(dir.toString, settings = Map(mode -> "cec")) { provider =>
+        assert(rowsOf(provider, 60) == Set(("all", 0) -> 59, ("own", 1) -> 0, ("own", 2) -> 1))
+      }
+    }
+  }
+
+  test("a change feed leaves out what a log wrote again") {
+    withTempDir { dir =>
+      withProvider(dir.toString, settings = Map(mode -> "cec")) { provider =>
+        commit(provider, 0)((0 until 50).map(i => ("cold", i) -> i): _*)
+        (1 until 30).foreach(version => commit(provider, version)(("hot", version % 5) -> version))
+        val feed = provider.getStateStoreChangeDataReader(2, 30, None, None)
+        val found = try feed.map(change => keyRowToData(change._2)._1 -> change._4).toList finally feed.closeIfNeeded()
+        assert(found == (1 until 30).map("hot" -> _.toLong))
       }
     }
   }

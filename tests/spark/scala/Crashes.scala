@@ -261,7 +261,7 @@ object Crashes {
       // One that was made and not told of: Spark makes it again, but it must be whole.
       val next = history.size + 1
       val files = Paths.get(folder, "state", "0", "0")
-      if (!withIds && next > highest && files.resolve(s"$next.qdelta").toFile.exists()) {
+      if (!withIds && next > highest && files.toFile.list().exists(_.matches(s"${next}_.*\\.qdelta"))) {
         checkVersion(next, None, stateOf(history :+ Made(generation, None)))
         tell("whole", next)
       }
