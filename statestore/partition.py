@@ -19,7 +19,7 @@ from quire.checkpoint import Manager
 from quire.checkpoint.container import FileKind
 from quire.checkpoint.reader import Listing, Store, Version, counted_keys
 from quire.checkpoint.storage import Storage
-from quire.pagemgr.errors import BusyError, IOFailedError, MismatchError, NoSpaceError, NotFoundError, QuireError
+from quire.pagemgr.errors import BusyError, IOFailedError, NoSpaceError, NotFoundError, QuireError
 from quire.statestore.arenas import Arenas, Mark
 from quire.structures import PageManager
 
@@ -78,13 +78,12 @@ class Partition:
     Left without ``commit()``, nothing has happened to the state.
     """
 
-    def __init__(self, place: Place, partition: int, batch: int, first: int, attempt: str | None = None) -> None:
-        """first: the batch that the operator began with. attempt: an id of the task, which its version gets."""
+    def __init__(self, place: Place, partition: int, batch: int, first: int) -> None:
+        """first: the batch that the operator began with."""
         self._place = place
         self._partition = partition
         self._batch = batch
         self._first = first
-        self._attempt = attempt
         self._shared = False
         self._pm: PageManager | None = None
         self.measured = Measured()
@@ -120,11 +119,6 @@ class Partition:
             listing = store.listing()
         except NotFoundError:
             listing = Listing([], [])
-        if self._attempt is not None and Version(self._batch + 1, self._attempt) in listing.versions:
-            raise MismatchError(
-                f"one task was given the rows of several partitions, and partition {self._partition} has been committed"
-                " by it already: coalesce() on the operator's output puts them together. Use repartition() instead"
-            )
         wanted = self._wanted(listing)
         self._place.arenas.enter()
         try:
@@ -204,7 +198,7 @@ class Partition:
         """Makes the next version durable, and leaves the pages to whoever runs the next batch here."""
         assert self._pm is not None
         pm, started = self._pm, time.perf_counter()
-        self._manager.commit(pm, self._attempt)
+        self._manager.commit(pm)
         version = self._manager.version_id
         if self._shared:
             self._place.arenas.leave(self._partition, Mark.of(pm, version, self._manager.point))

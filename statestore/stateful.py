@@ -11,7 +11,7 @@ observation, which also tells how many rows came.
 """
 
 import functools
-import uuid
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,10 @@ RUN_PROPERTY = "spark.jobGroup.id"
 CHECKPOINT_PROPERTY = "quire.checkpoint"
 
 MODES = ("delta", "pages", "auto")
+
+# A column that Quire's extension adds to what a task is given, with a row before all others that has the number of the
+# partition there, and nothing else: behind a coalesce() or a union() the task has another number.
+PARTITION = "__quire_partition"
 
 # The column that carries what happened to the state, in a row of its own, from the tasks to the observation.
 METRICS = "__quire"
@@ -74,10 +78,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Task:
-    """What Spark says of a running task. batch: None outside of a streaming query. attempt: no other has this id."""
+    """What Spark says of a running task. batch: None outside of a streaming query."""
 
-    partition: int
-    attempt: str
+    number: int
     batch: int | None
     query: str
     run: str
@@ -86,7 +89,7 @@ class Task:
     @staticmethod
     def current() -> "Task":
         """The task that this worker runs."""
-        from pyspark import SparkFiles, TaskContext
+        from pyspark import TaskContext
 
         context = TaskContext.get()
         if context is None:
@@ -94,8 +97,6 @@ class Task:
         batch = context.getLocalProperty(BATCH_PROPERTY)
         return Task(
             context.partitionId(),
-            # Numbers of attempts begin anew in every application, whose executors have folders of their own.
-            str(uuid.uuid5(uuid.NAMESPACE_URL, f"{SparkFiles.getRootDirectory()} {context.taskAttemptId()}")),
             None if batch is None else int(batch),
             context.getLocalProperty(QUERY_PROPERTY) or "",
             context.getLocalProperty(RUN_PROPERTY) or "",
@@ -103,11 +104,28 @@ class Task:
         )
 
 
-def run_step(step: Step, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def told(batches: Iterable[pa.RecordBatch], task: Task) -> tuple[int, Iterator[pa.RecordBatch]]:
+    """The number of the partition, and its rows, from what a task is given."""
+    rest = iter(batches)
+    first = next(rest, None)
+    if first is not None and PARTITION in first.schema.names:
+        number = first.column(PARTITION)[0].as_py()
+        whole = (batch.drop_columns([PARTITION]) for batch in itertools.chain([first.slice(1)], rest))
+        return number, (batch for batch in whole if batch.num_rows)
+    if task.batch is not None:
+        raise InvalidError(
+            "stateful() in a streaming query needs the extension that tells its tasks their partitions: make the "
+            "session with quire.configure()"
+        )
+    return task.number, rest if first is None else itertools.chain([first], rest)
+
+
+def run_step(step: Step, given: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """What a task does: the operator's output for a partition's rows, given once the state is safe."""
     task = Task.current()
+    number, batches = told(given, task)
     operator = step.operator
-    operator.partition, operator.batch = task.partition, task.batch or 0
+    operator.partition, operator.batch = number, task.batch or 0
     schema = output_schema(operator)
     with Outbox(schema) as outbox:
         if task.batch is None:
@@ -116,14 +134,8 @@ def run_step(step: Step, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
                     outbox.add(batch)
             measured = Measured()
         else:
-            if task.partition >= step.partitions:
-                raise MismatchError(
-                    f"operator {step.name!r} has {step.partitions} partitions and runs in task {task.partition} of a "
-                    "stage: union() on its output, or with it, counts the tasks of all together. Put a repartition() "
-                    "between the operator and the union"
-                )
             place, first = open_place(step, task)
-            partition = Partition(place, task.partition, task.batch, first, task.attempt)
+            partition = Partition(place, number, task.batch, first)
             with partition as pm:
                 for batch in execute(operator, pm, batches):
                     outbox.add(batch)

@@ -335,35 +335,36 @@ def test_bad_arguments_are_named_before_anything_runs(spark, folder):
 
 
 @pytest.mark.parametrize("keys", ["abcdef", "a"], ids=["rows everywhere", "an empty partition"])
-def test_partitions_that_meet_in_one_stage_are_refused_and_a_repartition_keeps_them_apart(spark, folder, keys):
-    """Spark then runs several of them in one task, or gives their tasks other numbers: state would be lost."""
-    checkpoint = folder / "checkpoint"
-    given(folder / "in", keys)
-    frame = latest(spark, folder / "in")
+def test_partitions_that_meet_in_one_stage_keep_their_state(spark, folder, keys):
+    """Behind coalesce a task has several of them, behind union tasks have other numbers than they."""
     other = [("z", 0)]
-    for step, write, match in (
-        (frame.coalesce(1), None, r"coalesce\(\) on the operator's output"),
-        (frame, lambda batch, number: batch.coalesce(1).collect(), r"coalesce\(\) on the operator's output"),
-        (
-            frame,
-            lambda batch, number: batch.sparkSession.createDataFrame(other, batch.schema).union(batch).collect(),
-            r"has 2 partitions and runs in task [23] .* union\(\)",
-        ),
-        (frame, lambda batch, number: batch.union(batch).collect(), r"has 2 partitions and runs in task [23] .* union"),
-    ):
-        with pytest.raises(StreamingQueryException, match=match):
-            run(step, checkpoint, write)
-    assert run(frame.repartition(1), checkpoint) == {0: Counter((key, 1) for key in keys)}
-    given(folder / "in", keys)
+    ways = [
+        lambda batch: batch,
+        lambda batch: batch.coalesce(1),
+        lambda batch: batch.sparkSession.createDataFrame(other, batch.schema).union(batch),
+        lambda batch: batch.union(batch),
+        lambda batch: batch.union(batch.coalesce(1)).coalesce(1),
+    ]
+    expected = {}
+    for number in range(len(ways)):
+        given(folder / "in", keys)
+        counted = [(key, number + 1) for key in keys]
+        expected[number] = Counter([counted, counted, other + counted, counted * 2, counted * 2][number])
     output = {}
 
-    def twice(batch, number):
-        apart = batch.repartition(2)
-        output[number] = Counter(tuple(row) for row in apart.union(apart).collect())
+    def keep(batch, number):
+        output[number] = Counter(tuple(row) for row in ways[number](batch).collect())
 
-    run(frame, checkpoint, twice)
-    assert output == {1: Counter([(key, 2) for key in keys] * 2)}
-    assert state(checkpoint) == dict.fromkeys(keys, 2)
+    run(latest(spark, folder / "in"), folder / "checkpoint", keep)
+    assert output == expected
+    assert state(folder / "checkpoint") == dict.fromkeys(keys, len(ways))
+    partitions = {path.name for path in (folder / "checkpoint/quire/Latest/state/0").iterdir()}
+    assert partitions == {"0", "1"}
+    # In the query's own plan, too.
+    assert run(latest(spark, folder / "in").coalesce(1), folder / "coalesced") == {
+        number: Counter((key, number + 1) for key in keys) for number in range(len(ways))
+    }
+    assert state(folder / "coalesced") == dict.fromkeys(keys, len(ways))
 
 
 def test_an_operator_that_has_run_is_refused(spark, folder):
