@@ -330,9 +330,9 @@ def show(folder: Path, checkpoint: Path, batches: int, rows: int, log: Path) -> 
         ],
     )
     screen.say(
-        f"Each store counted the same {batches} batches of {rows:,} rows, from the beginning, one after the other in "
-        "one JVM. Seconds are medians, with the work in them that Spark does without any state; state is what the "
-        "store reports, heap what the JVM held more after the run than before."
+        f"Each store counted the same {batches} batches of {rows:,} rows, from the beginning, by turns, a batch each, "
+        "in one JVM. Seconds are medians, with the work in them that Spark does without any state; state is what the "
+        "store reports, heap what the JVM held less when the store had been unloaded."
     )
     keys = int(np.count_nonzero(expected))
     if wrong:

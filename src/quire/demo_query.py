@@ -30,6 +30,8 @@ SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # Queries that have nothing to do wait this long before they look again.
+    "spark.sql.streaming.pollingDelay": "100ms",
     STATE + "rocksdb.changelogCheckpointing.enabled": "true",
 }
 
@@ -67,11 +69,28 @@ def counts(spark: "SparkSession", clicks: str) -> "DataFrame":
     return stream.groupBy("user", F.window("at", "1 hour")).agg(F.count("*").alias("clicks"), F.max("at").alias("last"))
 
 
-def start(spark: "SparkSession", clicks: str, checkpoint: str, provider: str) -> "StreamingQuery":
+def start(
+    spark: "SparkSession", clicks: str, checkpoint: str, provider: str, trigger: dict[str, Any] | None = None
+) -> "StreamingQuery":
     """Starts the query over all input that there is, or goes on with it."""
     spark.conf.set(STATE + "providerClass", provider)
     writer = counts(spark, clicks).writeStream.outputMode("update").format("noop")
-    return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    return writer.option("checkpointLocation", checkpoint).trigger(**trigger or {"availableNow": True}).start()
+
+
+def batches_since(query: "StreamingQuery", seen: int) -> Iterator[dict[str, Any]]:
+    """What the query says of its batches after a number."""
+    for progress in query.recentProgress:
+        if progress["batchId"] > seen and progress["stateOperators"]:
+            seen = progress["batchId"]
+            state = progress["stateOperators"][0]
+            yield {
+                "number": seen,
+                "rows": progress["numInputRows"],
+                "seconds": progress["durationMs"]["triggerExecution"] / 1000,
+                "keys": state["numRowsTotal"],
+                "memory": state["memoryUsedBytes"],
+            }
 
 
 def batches(query: "StreamingQuery") -> Iterator[dict[str, Any]]:
@@ -81,17 +100,9 @@ def batches(query: "StreamingQuery") -> Iterator[dict[str, Any]]:
     while not ended:
         time.sleep(0.1)
         ended = not query.isActive
-        for progress in query.recentProgress:
-            if progress["batchId"] > seen and progress["stateOperators"]:
-                seen = progress["batchId"]
-                state = progress["stateOperators"][0]
-                yield {
-                    "number": seen,
-                    "rows": progress["numInputRows"],
-                    "seconds": progress["durationMs"]["triggerExecution"] / 1000,
-                    "keys": state["numRowsTotal"],
-                    "memory": state["memoryUsedBytes"],
-                }
+        for batch in batches_since(query, seen):
+            seen = batch["number"]
+            yield batch
     query.awaitTermination()
 
 
@@ -127,22 +138,55 @@ def heap(spark: "SparkSession") -> int:
     return int(runtime.totalMemory() - runtime.freeMemory())
 
 
-def measure(spark: "SparkSession", clicks: str, checkpoint: Path, name: str, provider: str) -> dict[str, Any]:
-    """Runs the query from its beginning with one store, and gives what it cost."""
-    before = heap(spark)
-    done = []
-    for batch in batches(start(spark, clicks, str(checkpoint), provider)):
-        say("measured", name=name, **batch)
-        done.append(batch)
-    taken = max(heap(spark) - before, 0)
-    files = [path for path in (checkpoint / "state").rglob("*") if path.is_file() and not path.name.endswith(".crc")]
-    return {
-        "seconds": statistics.median(batch["seconds"] for batch in done),
-        "memory": done[-1]["memory"],
-        "heap": taken,
-        "written": sum(path.stat().st_size for path in files) // len(done),
-        "keys": done[-1]["keys"],
-    }
+def unload(spark: "SparkSession", query: "StreamingQuery", checkpoint: Path) -> None:
+    """Takes the stores of a query out of the JVM."""
+    state: Any = spark._jvm.org.apache.spark.sql.execution.streaming.state  # type: ignore[union-attr]
+    stores = getattr(state, "StateStore$").__getattr__("MODULE$")
+    run = spark._jvm.java.util.UUID.fromString(query.runId)  # type: ignore[union-attr]
+    for partition in range(int(SETTINGS["spark.sql.shuffle.partitions"])):
+        store = state.StateStoreProviderId(state.StateStoreId(f"file:{checkpoint}/state", 0, partition, "default"), run)
+        if not stores.isLoaded(store):
+            raise RuntimeError(f"Spark does not hold {store.toString()}, which has just been used")
+        stores.doMaintenanceAndUnload(store)
+
+
+def compare(spark: "SparkSession", order: Order) -> None:
+    """Runs the query from its beginning with each store, and tells what each cost.
+
+    They take turns, a batch each, so that none of them finds a warmer JVM than the others.
+    """
+    queries: dict[str, StreamingQuery] = {}
+    done: dict[str, list[dict[str, Any]]] = {name: [] for name in order.compare}
+    for file in sorted(Path(order.clicks).iterdir()):
+        for name, provider in order.compare.items():
+            folder = Path(order.scratch) / provider
+            (folder / "clicks").mkdir(parents=True, exist_ok=True)
+            (folder / "clicks" / file.name).hardlink_to(file)
+            if name not in queries:
+                places = str(folder / "clicks"), str(folder / "checkpoint")
+                queries[name] = start(spark, *places, provider, {"processingTime": "0 seconds"})
+            queries[name].processAllAvailable()
+            for batch in batches_since(queries[name], len(done[name]) - 1):
+                say("measured", name=name, **batch)
+                done[name].append(batch)
+    for query in queries.values():
+        query.stop()
+    heap(spark)  # what the queries themselves held
+    for name, provider in order.compare.items():
+        checkpoint = Path(order.scratch) / provider / "checkpoint"
+        files = [path for path in (checkpoint / "state").rglob("*") if path.is_file() and path.suffix != ".crc"]
+        written = sum(path.stat().st_size for path in files)
+        before = heap(spark)
+        unload(spark, queries[name], checkpoint)
+        say(
+            "compared",
+            name=name,
+            seconds=statistics.median(batch["seconds"] for batch in done[name]),
+            memory=done[name][-1]["memory"],
+            heap=max(before - heap(spark), 0),
+            written=written // len(done[name]),
+            keys=done[name][-1]["keys"],
+        )
 
 
 def main() -> None:
@@ -160,9 +204,7 @@ def main() -> None:
     if order.state:
         write_state(spark, order.checkpoint, order.state)
         say("state")
-    for name, provider in order.compare.items():
-        checkpoint = Path(order.scratch) / provider
-        say("compared", name=name, **measure(spark, order.clicks, checkpoint, name, provider))
+    compare(spark, order)
     spark.stop()
 
 
