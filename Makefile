@@ -67,7 +67,7 @@ lint: $(STAMPS)/tools
 	@echo "Lint: all clean"
 
 bench: $(STAMPS)/tools
-	@mkdir -p build; $(BIN)/quire bench run --quick --json build/bench.json >build/bench.txt; code=$$?; \
+	@mkdir -p build; rm -f build/bench.json; $(BIN)/quire bench run --quick --json build/bench.json >build/bench.txt; code=$$?; \
 	  $(BIN)/quire bench report build/bench.json --html build/bench.html --markdown build/bench.md && \
 	  echo "Report: build/bench.html, or build/bench.md with plots in build/bench/; numbers: build/bench.json"; exit $$code
 

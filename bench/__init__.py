@@ -31,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
     mode.add_argument("--full", action="store_true", help="up to 10M records and 4 GB; says how long it takes")
     run.add_argument("--json", type=Path, metavar="FILE", help="where to save the numbers; default: a new file here")
     run.add_argument(
+        "--go-on", action="store_true", help="FILE is of a run that was interrupted: do what it has not done yet"
+    )
+    run.add_argument(
         "--repeat", type=int, metavar="N", help="repetitions of each case; default: up to 3, as the time allows"
     )
     run.add_argument("--seed", type=int, help=f"of the random numbers (default {runner.QUICK.seed})")
@@ -61,6 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().print_help(sys.stderr)
         return 2
     options = parser().parse_args(arguments)
+    try:
+        return carried_out(options)
+    except OSError as error:
+        # Output that nobody reads any more is no file to complain of.
+        if error.filename is None:
+            raise
+        raise SystemExit(f"{error.filename}: {error.strerror}") from None
+
+
+def carried_out(options: argparse.Namespace) -> int:
+    """Runs a command that was understood."""
     if options.command == "list":
         print(listing())
         return 0
@@ -116,9 +130,16 @@ def run(options: argparse.Namespace) -> int:
             raise SystemExit(f"--repeat {options.repeat}: give at least 1")
         settings = replace(settings, repetitions=options.repeat, seconds_max=float("inf"))
     if options.seed is not None:
+        if options.seed < 0:
+            raise SystemExit(f"--seed {options.seed}: give a whole number from 0")
         settings = replace(settings, seed=options.seed)
     benchmarks = runner.chosen(options.names)
+    if options.go_on and options.json is None:
+        raise SystemExit("--go-on needs --json FILE, the file to go on with")
     file: Path = options.json or Path(time.strftime("quire-bench-%Y%m%d-%H%M%S.json"))
+    if file.exists() and not options.go_on:
+        raise SystemExit(f"{file} is there already: give --go-on to do what it has not done yet, or another name")
+    before = report.load(file) if options.go_on and file.exists() else None
     cases = list(runner.plan(benchmarks, settings))
     if not cases:
         raise SystemExit(f"{', '.join(options.names)}: only in a full run; give --full")
@@ -129,10 +150,10 @@ def run(options: argparse.Namespace) -> int:
         f"cores; numbers go to {file}",
         file=sys.stderr,
     )
-    document = runner.run(benchmarks, settings, file)
+    document = runner.run(benchmarks, settings, file, before=before)
     print(report.markdown(document))
     if document["state"] == "interrupted":
-        print(f"Interrupted: {file} holds what was measured until then", file=sys.stderr)
+        print(f"Interrupted: {file} holds what was measured until then; --go-on does the rest", file=sys.stderr)
         return 130
     failed = [each for each in document["failures"] if not each["missing"]]
     if failed:
@@ -146,4 +167,4 @@ def compared(options: argparse.Namespace) -> int:
         raise SystemExit(f"--threshold {options.threshold}: give a share from 0 on, such as 0.1 for 10 %")
     found = compare.compare(report.load(options.before), report.load(options.after), options.threshold)
     print(found.text())
-    return 1 if options.fail_on_regression and found.worse else 0
+    return 1 if options.fail_on_regression and (found.worse or found.gone) else 0

@@ -39,6 +39,15 @@ def put(store: Map, ids: Ids, version: int) -> None:
         store.put_many(rows(keys_of(piece)), rows(values_of(piece, np.full(len(piece), version))))
 
 
+def compare(store: Map, latest: Any) -> None:
+    """That the map has of each record the version that was put last."""
+    for start in range(0, len(latest), CHUNK_ROWS):
+        ids = np.arange(start, min(start + CHUNK_ROWS, len(latest)))
+        wanted = rows(values_of(ids, latest[ids])).cast(pa.binary())
+        if not store.get_many(rows(keys_of(ids))).cast(pa.binary()).equals(wanted):
+            raise WrongResult(f"a value among records {start} to {ids[-1]} is another one after recovery")
+
+
 def drawn(case: Case, commit: int, random: np.random.Generator) -> Ids:
     """The keys that a commit changes, by the variant: uniform, Zipf, or a window that drifts over all keys."""
     count = max(case.size // LOG_SHARE, 1)
@@ -54,6 +63,7 @@ def log(case: Case) -> Iterator[Measurement]:
     """checkpoint.log"""
     random, writing = case.random(), Watch()
     target, versions, changed, checks, extent_max = TARGETS[case.peer], [], 0, 0, 0.0
+    latest = np.zeros(case.size, np.int64)
     with PageManager() as pm, cec.Log(pm, target=target) as written:
         store = pm.map("bench")
         for version in range(1, LOG_COMMITS + 2):
@@ -65,6 +75,7 @@ def log(case: Case) -> Iterator[Measurement]:
                 watch.time(pm.commit)
                 watch.time(written.committed)
             versions.append((version, payloads, summary))
+            latest[ids] = version
             if version > 1:
                 changed, checks = changed + len(ids), checks + summary.checks
                 extent_max = max(extent_max, summary.extent / summary.keys)
@@ -79,6 +90,7 @@ def log(case: Case) -> Iterator[Measurement]:
             recovery.time(pm.commit)
             recovery.time(read.loaded, version)
         read.complete(last.keys)
+        compare(pm.map("bench"), latest)
     call = f"{LOG_COMMITS} commits that change one key in {LOG_SHARE}"
     yield Measurement("a changed record", writing.per(changed), "ns", changed, call)
     yield Measurement("written again per changed", checks / changed, "records", changed, call)

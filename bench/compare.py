@@ -1,8 +1,9 @@
 """What changed from one run to another, as far as it is more than noise.
 
-The peers' code is the same in both runs: the middle of their changes is what the machine did, and how far they scatter
-around it is its noise. A number of Quire's counts as changed if it moved by more than that, by more than the threshold,
-and out of the range of its own repetitions.
+The peers' code is the same in both runs: the middle of the changes in their times is what the machine did, and how far
+they scatter around it is its noise. A time of Quire's counts as changed if it moved by more than that, by more than the
+threshold, and out of the range of its own repetitions. Bytes and counts do not depend on the machine's speed. A number
+of Quire's that the later run should have and has not counts as worse.
 """
 
 import math
@@ -51,6 +52,7 @@ class Comparison:
     drift: float
     noise: float
     threshold: float
+    gone: list[Result]
     remarks: list[str]
 
     @property
@@ -67,6 +69,9 @@ class Comparison:
         """Everything, as Markdown."""
         header = [row_text(["", "peer", "before", "after", "times worse"]), "|---|---|---|---|---|"]
         lines = []
+        if self.gone:
+            lines += [f"## Gone: {len(self.gone)}", "", "Numbers of Quire's that the later run has not:", ""]
+            lines += [*(f"- {place_text(each)}, {each['measure']}" for each in self.gone), ""]
         for title, changes in (("Worse", self.worse), ("Better", self.better)):
             lines += [f"## {title}: {len(changes)}", ""]
             lines += [*header, *(row_text(each.row) for each in changes), ""] if changes else ["Nothing.", ""]
@@ -74,9 +79,9 @@ class Comparison:
         lines += [f"## Within the noise: {len(quiet)}", "", *header, *(row_text(each.row) for each in quiet), ""]
         lines += [
             f"{len(self.changes)} numbers in both runs, {len(self.worse)} worse and {len(self.better)} better beyond "
-            f"the noise. The peers, whose code is the same, moved by {number(self.drift)}x in the middle, which is "
-            f"taken out, and scatter by {number(self.noise)}x; changes below {number(1 + self.threshold)}x do not "
-            "count.",
+            f"the noise{f', {len(self.gone)} gone' if self.gone else ''}. The times of the peers, whose code is the "
+            f"same, moved by {number(self.drift)}x in the middle, which is taken out of times, and scatter by "
+            f"{number(self.noise)}x; changes below {number(1 + self.threshold)}x do not count.",
             *self.remarks,
         ]
         return "\n".join(lines)
@@ -84,39 +89,64 @@ class Comparison:
 
 def identity(result: Result) -> tuple[Any, ...]:
     """What makes two numbers comparable."""
-    return tuple(result[name] for name in ("benchmark", "variant", "size", "peer", "measure", "operations"))
+    return tuple(result[name] for name in ("benchmark", "variant", "size", "peer", "measure", "unit"))
 
 
 def worsening(before: Result, after: Result) -> float | None:
     """How many times worse a number has become; None if that cannot be said."""
-    if not before["median"] or not after["median"]:
+    old, new = before["median"], after["median"]
+    if min(old, new) < 0:  # a difference that is next to nothing
         return None
-    factor = float(after["median"] / before["median"])
-    return 1 / factor if more_is_better(after) else factor
+    if more_is_better(after):
+        old, new = new, old
+    return 1.0 if old == new else math.inf if old == 0 else float(new / old)
+
+
+def is_time(result: Result) -> bool:
+    """Whether a number depends on the speed of the machine: a time, or so many in a time."""
+    unit: str = result["unit"]
+    return unit.split("/")[0] in ("ns", "µs", "ms", "s") or unit.endswith("/s")
+
+
+def distance(factor: float) -> float:
+    """How far a factor is from 1, the same for twice as much and half as much."""
+    return math.inf if factor in (0, math.inf) else abs(math.log(factor))
 
 
 def compare(before: Document, after: Document, threshold: float = 0.1) -> Comparison:
     """Compares what both runs have."""
     earlier = {identity(each): each for each in before["results"]}
     pairs = [(earlier[identity(each)], each) for each in after["results"] if identity(each) in earlier]
+    if not pairs:
+        raise SystemExit(
+            "the two runs have no number in common: give two that ran the same benchmarks at the same sizes"
+        )
     factors = [(old, new, factor) for old, new in pairs if (factor := worsening(old, new)) is not None]
-    peers = [factor for _, new, factor in factors if not is_ours(new)]
+    peers = [factor for _, new, factor in factors if not is_ours(new) and is_time(new) and 0 < factor < math.inf]
     drift = statistics.median(peers) if len(peers) >= FEW_PEERS else 1.0
     noise = scatter(peers, drift) if len(peers) >= FEW_PEERS else 1.0
-    least = max(noise, 1 + threshold)
     changes = []
     for old, new, factor in factors:
-        corrected = factor / drift
-        moved = drift if not more_is_better(new) else 1 / drift
+        machine, least = (drift, max(noise, 1 + threshold)) if is_time(new) else (1.0, 1 + threshold)
+        moved = machine if not more_is_better(new) else 1 / machine
         expected = {**old, "min": old["min"] * moved, "max": old["max"] * moved}
-        beyond = abs(math.log(corrected)) > math.log(least) and not within_spread(expected, new)
-        changes.append(Change(old, new, corrected, beyond and is_ours(new)))
-    return Comparison(changes, drift, noise, threshold, remarks(before, after, factors))
+        beyond = distance(factor / machine) > math.log(least) and not within_spread(expected, new)
+        changes.append(Change(old, new, factor / machine, beyond and is_ours(new)))
+    there = {identity(each) for each in after["results"]}
+    asked = set(after["settings"].get("benchmarks", []))
+    sizes = {(each["benchmark"], each["size"]) for each in [*after["results"], *after["failures"]]}
+    gone = [
+        each
+        for each in before["results"]
+        if is_ours(each) and identity(each) not in there and each["benchmark"] in asked
+        if after["state"] == "complete" and (each["benchmark"], each["case"]["size"]) in sizes
+    ]
+    return Comparison(changes, drift, noise, threshold, gone, remarks(before, after, factors))
 
 
 def scatter(factors: Sequence[float], middle: float) -> float:
     """The factor within which most changes of the peers lie around their middle."""
-    distances = sorted(abs(math.log(factor / middle)) for factor in factors)
+    distances = sorted(distance(factor / middle) for factor in factors)
     return math.exp(distances[min(len(distances) - 1, int(NOISE_QUANTILE * len(distances)))])
 
 

@@ -114,7 +114,8 @@ class Benchmark:
     """A benchmark: for each variant its peers, and the sizes for a quick and a full run.
 
     ``axis`` is what the size is, for a plot over several. Measures of ``unplotted`` are in the tables only. ``rivals``
-    are the peers that Quire loses to where they are better; by default all that are not Quire themselves.
+    are the peers that Quire loses to where they are better; by default all that are not Quire themselves. ``at`` has
+    the peers of a size, where they are not all.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Benchmark:
     axis: str = ""
     unplotted: tuple[str, ...] = ()
     rivals: tuple[str, ...] | None = None
+    at: dict[int, tuple[str, ...]] = field(default_factory=dict)
     paper: Paper | None = None
 
     @property

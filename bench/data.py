@@ -56,10 +56,13 @@ def uniform(size: int, count: int, random: np.random.Generator) -> Ids:
 
 
 def zipf(size: int, count: int, random: np.random.Generator) -> Ids:
-    """Record numbers below size by Zipf's law: the r-th most frequent one comes up in proportion to 1 / r**0.99."""
+    """Record numbers below size by Zipf's law: the r-th most frequent one comes up in proportion to 1 / r**0.99.
+
+    Which ones are frequent depends on the size alone: they are the same in every draw.
+    """
     shares = np.cumsum(np.arange(1, size + 1) ** -ZIPF_EXPONENT)
     ranks = np.searchsorted(shares, random.random(count) * shares[-1], side="right")
-    drawn: Ids = random.permutation(size)[np.minimum(ranks, size - 1)]
+    drawn: Ids = np.random.default_rng(size).permutation(size)[np.minimum(ranks, size - 1)]
     return drawn
 
 

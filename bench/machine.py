@@ -67,11 +67,11 @@ def java_version() -> str:
     return first(r'version "([^"]+)"', told.stderr, "unknown")
 
 
-def storage(bytes_needed: int) -> tuple[Path, str]:
-    """The folder for the files of peers, and its kind: in memory if there is room, so that no disk is measured."""
+def storage(bytes_needed: int) -> Path:
+    """The folder for the files of peers: in memory if there is room, so that no disk is measured."""
     if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= bytes_needed:
-        return SHARED_MEMORY, "memory (tmpfs)"
-    return Path(tempfile.gettempdir()), "the folder for temporary files: peers may be measured with their disk"
+        return SHARED_MEMORY
+    return Path(tempfile.gettempdir())
 
 
 def resident_bytes(folder: Path) -> int:

@@ -153,7 +153,7 @@ def processors() -> dict[str, Any]:
             self.count = handle.getValueState("count", "n bigint")
 
         def add(self, more: int) -> int:
-            n: int = (self.count.get()[0] if self.count.exists() else 0) + more
+            n: int = (self.count.get() or (0,))[0] + more
             self.count.update((n,))
             return n
 
@@ -172,7 +172,7 @@ def processors() -> dict[str, Any]:
             self.events = handle.getListState("events", "time bigint")
 
         def add(self, times: list[int]) -> int:
-            old = [event[0] for event in self.events.get()] if self.events.exists() else []
+            old = [event[0] for event in self.events.get()]
             kept = [time for time in old if time > max(times) - KEPT] + times
             self.events.put([(time,) for time in kept])
             return len(kept)

@@ -47,7 +47,12 @@ def load(file: Path) -> Document:
         raise SystemExit(f"{file}: {error.strerror}") from None
     except ValueError as error:
         raise SystemExit(f"{file} is no saved run: {error}") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    parts = ("started", "seconds", "state", "machine", "versions", "settings", "results", "failures", "cases")
+    if (
+        not isinstance(document, dict)
+        or document.get("format") != FORMAT
+        or any(part not in document for part in parts)
+    ):
         raise SystemExit(f"{file} is no saved run of format {FORMAT}")
     return document
 
@@ -289,7 +294,9 @@ def parts_of(document: Document) -> list[Part]:
     """Everything there is to tell of a run."""
     results: list[Result] = document["results"]
     mode = document["settings"].get("mode", "")
-    told = f"A {mode} run of {document['started']}, {document['state']} after {duration(document['seconds'])}."
+    told = f"A {mode} run of {document['started']}, {document['state']} after {duration(document['seconds'])}"
+    sittings = len(document.get("sittings", []))
+    told += f" in {sittings} sittings." if sittings > 1 else "."
     parts = [Part("Quire benchmarks", 1, paragraphs=[told])]
     short = in_short(results)
     if short.rows:

@@ -1,7 +1,7 @@
 """Runs benchmarks: each case in a process of its own, repetitions of all peers interleaved, results saved as they come.
 
 A case that fails is noted with its reason and not repeated, and none of its numbers count, those of earlier repetitions
-included. Ctrl-C ends the run and keeps what there is.
+included. Ctrl-C ends the run and keeps what there is; a later run can go on from there.
 """
 
 import contextlib
@@ -79,6 +79,7 @@ QUICK_PEERS: dict[str, tuple[str, ...]] = {
     f"spark.commits {spark.HDFS}": ("quire", "hdfs"),
     "spark.few_changes": (),
     "spark.restart": (),
+    "spark.bases": (),
     "spark.many_stores": (),
     "python.count": ("quire", "transformWithState"),
     "python.recent": (),
@@ -102,7 +103,8 @@ def once(benchmark: Benchmark, settings: Settings) -> Iterator[list[Case]]:
     limit, seed = settings.operations_max, settings.seed
     for size in settings.sizes(benchmark):
         for variant, peers in benchmark.variants.items():
-            taken = [peer for peer in peers if settings.takes(benchmark, variant, peer)]
+            there = [peer for peer in peers if peer in benchmark.at.get(size, peers)]
+            taken = [peer for peer in there if settings.takes(benchmark, variant, peer)]
             yield [Case(benchmark.name, variant, peer, size, limit, seed, Path()) for peer in taken]
 
 
@@ -242,7 +244,10 @@ def place_of(case: Case) -> dict[str, Any]:
 class Run:
     """The results of a run, as they are saved."""
 
-    def __init__(self, benchmarks: Sequence[Benchmark], settings: Settings, store: str) -> None:
+    def __init__(
+        self, benchmarks: Sequence[Benchmark], settings: Settings, before: dict[str, Any] | None = None
+    ) -> None:
+        """before: what an earlier run saved, to go on from."""
         self.results: dict[tuple[str, ...], dict[str, Any]] = {}
         self.document: dict[str, Any] = {
             "format": FORMAT,
@@ -260,15 +265,47 @@ class Run:
                 "key_bytes": KEY_BYTES,
                 "value_bytes": VALUE_BYTES,
                 "zipf_exponent": ZIPF_EXPONENT,
-                "files_of_peers": store,
+                "files_of_peers": "in memory (tmpfs) if there is room; Spark's in the folder for temporary files",
                 "clock": "wall clock, one thread, garbage collector of Python off",
                 "spark": spark.SETTINGS,
             },
+            "sittings": [],
             "results": [],
             "failures": [],
             "cases": [],
         }
+        if before is not None:
+            self._refuse_other(before)
+            self.document |= {name: before[name] for name in ("started", "sittings", "results", "failures", "cases")}
+            self.results = {
+                (each["benchmark"], each["variant"], str(each["size"]), each["peer"], each["measure"]): each
+                for each in before["results"]
+            }
+        self._sitting = {"started": time.strftime("%Y-%m-%d %H:%M:%S %z"), "seconds": 0.0}
+        self.document["sittings"].append(self._sitting)
         self._started = time.monotonic()
+
+    def _refuse_other(self, before: dict[str, Any]) -> None:
+        """Refuses to go on from a run of other things, whose numbers could not stand beside ours."""
+        if "sittings" not in before:
+            raise SystemExit("the file is of a version that could not go on with a run yet: give --json another file")
+        for part in ("format", "versions", "settings", "machine"):
+            mine, theirs = ({part: each[part]} if part == "format" else each[part] for each in (self.document, before))
+            for name in mine.keys() | theirs.keys():
+                if name != "load_at_start" and mine.get(name) != theirs.get(name):
+                    raise SystemExit(
+                        f"the file is of a run with another {name}: {theirs.get(name)}, now {mine.get(name)}. Go on "
+                        "with what it was begun with, or give --json another file"
+                    )
+
+    def has(self, case: Case, repetition: int) -> bool:
+        """Whether the case was run, or has failed."""
+        place = place_of(case)
+        done = (
+            {**place, "repetition": repetition} == {name: each[name] for name in (*place, "repetition")}
+            for each in self.document["cases"]
+        )
+        return any(done) or any(place == {name: each[name] for name in place} for each in self.document["failures"])
 
     def add(self, case: Case, repetition: int, measurement: Measurement) -> None:
         """One more number."""
@@ -299,7 +336,8 @@ class Run:
     def save(self, file: Path | None, state: str) -> None:
         """Writes the file anew, as a whole or not at all."""
         self.document["state"] = state
-        self.document["seconds"] = round(time.monotonic() - self._started, 1)
+        self._sitting["seconds"] = round(time.monotonic() - self._started, 1)
+        self.document["seconds"] = sum(sitting["seconds"] for sitting in self.document["sittings"])
         if file is not None:
             partial = file.with_name(file.name + ".partial")
             partial.write_text(json.dumps(self.document, indent=1) + "\n")
@@ -350,22 +388,27 @@ class Progress:
             self._bar.stop()
 
 
-def run(benchmarks: Sequence[Benchmark], settings: Settings, file: Path | None, isolate: bool = True) -> dict[str, Any]:
-    """Runs everything and gives the document, which is also kept in the file."""
-    cases = list(plan(benchmarks, settings))
-    folder, kind = storage(max((records(case) for _, case in cases), default=0) * FILES_PER_RECORD_BYTES)
-    results = Run(benchmarks, settings, kind)
+def run(
+    benchmarks: Sequence[Benchmark],
+    settings: Settings,
+    file: Path | None,
+    isolate: bool = True,
+    before: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Runs everything and gives the document, which is also kept in the file. before: one to go on from."""
+    results = Run(benchmarks, settings, before)
+    planned = plan(benchmarks, settings)
+    cases = [(repetition, case) for repetition, case in planned if not results.has(case, repetition)]
     results.save(file, "running")
     progress = Progress(sum(estimate(case) for _, case in cases))
-    failed: set[tuple[str, str, str, int]] = set()
     state = "interrupted"
     try:
         with Interrupt() as interrupt:
             for repetition, case in cases:
-                place = (case.benchmark, case.variant, case.peer, case.size)
                 progress.show(case, repetition)
-                if place not in failed and not run_one(results, case, repetition, folder, interrupt, isolate):
-                    failed.add(place)
+                # One that has failed is not repeated.
+                if not results.has(case, repetition):
+                    run_one(results, case, repetition, interrupt, isolate)
                     progress.failed = sum(not each["missing"] for each in results.document["failures"])
                 progress.step(estimate(case))
                 results.save(file, "running")
@@ -380,10 +423,17 @@ def run(benchmarks: Sequence[Benchmark], settings: Settings, file: Path | None, 
     return results.document
 
 
-def run_one(results: Run, case: Case, repetition: int, folder: Path, interrupt: Interrupt, isolate: bool) -> bool:
+def folder_for(case: Case) -> Path:
+    """Where the files of a case lie: checkpoints of Spark's on a disk, where they would be, others in memory."""
+    if case.benchmark.startswith(("spark.", "python.")):
+        return Path(tempfile.gettempdir())
+    return storage(records(case) * FILES_PER_RECORD_BYTES)
+
+
+def run_one(results: Run, case: Case, repetition: int, interrupt: Interrupt, isolate: bool) -> None:
     """Runs a case and notes its numbers or why there are none."""
     started = time.monotonic()
-    work = Path(tempfile.mkdtemp(prefix=f"quire-bench-{os.getpid()}-", dir=folder))
+    work = Path(tempfile.mkdtemp(prefix=f"quire-bench-{os.getpid()}-", dir=folder_for(case)))
     case = replace(case, folder=work)
     try:
         measurements = run_isolated(case, interrupt) if isolate else run_case(case)
@@ -391,10 +441,10 @@ def run_one(results: Run, case: Case, repetition: int, folder: Path, interrupt: 
         missing = isinstance(error, MissingPeer)
         known = missing or isinstance(error, CaseFailed)
         results.fail(case, repetition, str(error) if known else f"{type(error).__name__}: {error}", missing)
-        return False
+        return
     finally:
         shutil.rmtree(work, ignore_errors=True)
     for measurement in measurements:
         results.add(case, repetition, measurement)
-    results.document["cases"].append({**place_of(case), "seconds": round(time.monotonic() - started, 2)})
-    return True
+    seconds = round(time.monotonic() - started, 2)
+    results.document["cases"].append({**place_of(case), "repetition": repetition, "seconds": seconds})

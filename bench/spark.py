@@ -10,6 +10,7 @@
     spark.commits         bytes and time of commits that update some of a state of wide rows, on local disk and HDFS
     spark.few_changes     a commit of 1,000 changed keys, on a small and on a large state
     spark.restart         a new provider loads a checkpoint: a full copy (of cec: its log) and five commits, from either
+    spark.bases           the aggregation while full copies are written in the background, and while none is
     spark.many_stores     empty stores, all open in one JVM
 
 docs/benchmarks.md says what each does, how it knows that its result is right, and what is set for whom.
@@ -24,6 +25,7 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,8 @@ PROVIDERS: dict[str, dict[str, str]] = {
     "quire-pages": QUIRE | {"quire.checkpointMode": "pages"},
     "quire-cec": QUIRE | {"quire.checkpointMode": "cec"},
     "quire-auto": QUIRE | {"quire.checkpointMode": "auto"},
+    "quire-no-bases": QUIRE | {"minDeltasForSnapshot": "1000000", "maintenanceInterval": "500ms"},
+    "quire-bases": QUIRE | {"minDeltasForSnapshot": "1", "maintenanceInterval": "500ms"},
     "hdfs": {"providerClass": SPARKS_OWN + "HDFSBackedStateStoreProvider"},
     "rocksdb": ROCKSDB,
     "rocksdb-changelog": ROCKSDB | {"rocksdb.changelogCheckpointing.enabled": "true"},
@@ -67,7 +71,8 @@ PROVIDERS: dict[str, dict[str, str]] = {
 }
 FOR_SCALE = ("heap-map", "limit-answering", "limit")
 SETTINGS = f"local[2], 2 partitions, heap of {HEAP} at most, Spark's default settings but for docs/benchmarks.md"
-LOCAL, HDFS, HDFS_ALONE = "local disk", "HDFS", "HDFS, a full copy alone"
+LOCAL, HDFS, HDFS_ALONE, HDFS_NETWORK = "local disk", "HDFS", "HDFS, a full copy alone", "HDFS, 1 Gbit/s a DataNode"
+NETWORK_BYTES = 120_000_000  # a second, that a DataNode of HDFS_NETWORK gives
 
 SECONDS_OF_OPERATIONS = 1.5  # for each kind, warm-up included
 SECONDS_OF_FEW_CHANGES = 30
@@ -145,6 +150,11 @@ def query(case: Case) -> Iterator[Measurement]:
     return measured_query(case, name, rows, batches, measured)
 
 
+def bases(case: Case) -> Iterator[Measurement]:
+    """spark.bases: the same query as spark.aggregation"""
+    return query(replace(case, benchmark="spark.aggregation"))
+
+
 def nexmark(case: Case) -> Iterator[Measurement]:
     """spark.nexmark: batches of two seconds of event time; windows are of ten"""
     batches = 6 if case.size < TINY else 15 if case.size <= 1_000_000 else 30
@@ -160,11 +170,12 @@ def measured_query(case: Case, name: str, rows: int, batches: int, measured: int
 @contextlib.contextmanager
 def state_folder(case: Case) -> Iterator[dict[str, object]]:
     """The arguments by which a case's variant has its stores on the local disk or on a new HDFS on this machine."""
-    if case.variant not in (HDFS, HDFS_ALONE):
+    if not case.variant.startswith(HDFS):
         yield {}
         return
+    conf = {"dfs.datanode.data.read.bandwidthPerSec": NETWORK_BYTES} if case.variant == HDFS_NETWORK else {}
     try:
-        with Cluster(case.folder / "hdfs") as cluster:
+        with Cluster(case.folder / "hdfs", conf=conf) as cluster:
             client = {f"spark.hadoop.{name}": value for name, value in CLIENT.items()}
             yield {"folder": cluster.uri("/case"), **client}
     except (ClusterError, jars.BuildError) as error:
@@ -203,9 +214,7 @@ def estimate(case: Case) -> float:
     start, per_million = SECONDS[case.benchmark]
     slowness = SLOWNESS.get(case.peer, 1.0) if per_million else 1.0
     return (
-        start
-        + per_million * slowness * case.size / 1e6
-        + (CLUSTER_SECONDS if case.variant in (HDFS, HDFS_ALONE) else 0.0)
+        start + per_million * slowness * case.size / 1e6 + (CLUSTER_SECONDS if case.variant.startswith(HDFS) else 0.0)
     )
 
 
@@ -220,6 +229,7 @@ SECONDS = {
     "spark.nexmark": (24.0, 6.0),
     "spark.commits": (15.0, 60.0),
     "spark.few_changes": (25.0, 10.0),
+    "spark.bases": (15.0, 25.0),
     "spark.restart": (20.0, 15.0),
     "spark.many_stores": (15.0, 0.0),
 }
@@ -237,13 +247,17 @@ MODES = ("quire", "quire-pages", "quire-cec", "quire-auto")
 DURABLE = ("quire", "hdfs", "rocksdb-changelog")
 PEERS = ("quire", "hdfs", "rocksdb", "rocksdb-changelog")
 NEXMARK = ("q3", "q4", "q5", "q7", "q8", "q9", "q11", "q12")
-KEYS_FULL = (100_000, 1_000_000, 10_000_000)
+MILLION = 1_000_000
+KEYS_FULL = (100_000, MILLION, 10 * MILLION)
 
 
-def query_benchmark(name: str, summary: str, peers: tuple[str, ...] = PEERS) -> Benchmark:
-    """One of the queries over keys."""
+def query_benchmark(
+    name: str, summary: str, peers: tuple[str, ...] = PEERS, largest: tuple[str, ...] = ("quire", "hdfs")
+) -> Benchmark:
+    """One of the queries over keys. largest: the peers of the most keys, which take the most time."""
     summary = f"{summary}, in a streaming query: a batch with its commit, memory, restart"
-    return Benchmark(name, summary, query, {"query": peers}, (100_000,), KEYS_FULL, size_unit="keys")
+    at = {KEYS_FULL[-1]: largest}
+    return Benchmark(name, summary, query, {"query": peers}, (100_000,), KEYS_FULL, size_unit="keys", at=at)
 
 
 BENCHMARKS = (
@@ -255,7 +269,7 @@ BENCHMARKS = (
         (10_000,),
         (10_000, 100_000),
     ),
-    query_benchmark("spark.aggregation", "count, min and max per key", (*PEERS, *FOR_SCALE)),
+    query_benchmark("spark.aggregation", "count, min and max per key", (*PEERS, *FOR_SCALE), (*DURABLE, "limit")),
     query_benchmark("spark.deduplication", "rows whose id has not come before"),
     query_benchmark("spark.join", "impressions with their clicks, by time, or without"),
     query_benchmark("spark.sessions", "visits by user and session"),
@@ -263,6 +277,7 @@ BENCHMARKS = (
         "spark.transform",
         "transformWithState with a value and a list per key",
         ("quire", "rocksdb", "rocksdb-changelog"),
+        ("quire", "rocksdb-changelog"),
     ),
     Benchmark(
         "spark.nexmark",
@@ -270,7 +285,7 @@ BENCHMARKS = (
         nexmark,
         dict.fromkeys(NEXMARK, PEERS),
         (600_000,),
-        (3_000_000,),
+        (MILLION,),
         size_unit="events",
     ),
     Benchmark(
@@ -279,7 +294,7 @@ BENCHMARKS = (
         commits,
         dict.fromkeys((LOCAL, HDFS), (*MODES, "hdfs", "rocksdb-changelog")),
         (50_000,),
-        (1_000_000,),
+        (MILLION,),
         size_unit="keys",
     ),
     Benchmark(
@@ -287,18 +302,30 @@ BENCHMARKS = (
         "a commit of 1,000 changed keys on a small and on a large state",
         few_changes,
         {"provider": DURABLE},
-        (1_000_000,),
-        (1_000_000, 10_000_000),
+        (MILLION,),
+        (10 * MILLION,),
         size_unit="keys",
     ),
     Benchmark(
         "spark.restart",
         "a new provider loads a checkpoint: a full copy, or a log that needs none; and five commits beyond it",
         restart,
-        dict.fromkeys((LOCAL, HDFS, HDFS_ALONE), (*MODES, "hdfs", "rocksdb-changelog")),
+        dict.fromkeys((LOCAL, HDFS), (*MODES, "hdfs", "rocksdb-changelog"))
+        | dict.fromkeys((HDFS_ALONE, HDFS_NETWORK), MODES[:3]),
         (200_000,),
-        (1_000_000, 5_000_000),
+        (5 * MILLION,),
         size_unit="keys",
+    ),
+    Benchmark(
+        "spark.bases",
+        "the aggregation while full copies are written in the background all the time, and while none is",
+        bases,
+        {"aggregation": ("quire-no-bases", "quire-bases")},
+        (100_000,),
+        (MILLION,),
+        size_unit="keys",
+        reference="quire-no-bases",
+        rivals=(),
     ),
     Benchmark(
         "spark.many_stores",

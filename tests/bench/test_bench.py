@@ -5,7 +5,9 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,7 +149,46 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     assert saved["state"] == "interrupted"
     assert saved["results"]
     assert "interrupted" in told
-    assert list(machine.storage(0)[0].glob(f"quire-bench-{process.pid}-*")) == []
+    assert list(machine.storage(0).glob(f"quire-bench-{process.pid}-*")) == []
+
+
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    # Peers that are installed everywhere: one that is missing is not run.
+    found = (tiny(each) for each in runner.chosen(["core.map-each"]))
+    chosen = [dataclasses.replace(each, variants={"map": ("quire", "sqlite")}) for each in found]
+    whole = runner.run(chosen, TINY, None, isolate=False)
+    places = [(each["peer"], each["repetition"]) for each in whole["cases"]]
+    file = tmp_path / "run.json"
+    ran = []
+    real = runner.run_case
+
+    def until(limit):
+        def run_case(case):
+            if len(ran) == limit:
+                signal.raise_signal(signal.SIGINT)
+            ran.append(case.peer)
+            return real(case)
+
+        return run_case
+
+    monkeypatch.setattr(runner, "run_case", until(2))
+    runner.run(chosen, TINY, file, isolate=False)
+    part = report.load(file)
+    assert part["state"] == "interrupted" and len(ran) == 3  # a case that has begun is done
+    monkeypatch.setattr(runner, "run_case", until(None))
+    rest = runner.run(chosen, TINY, file, isolate=False, before=part)
+    assert (rest["state"], len(ran)) == ("complete", len(places))
+    assert [(each["peer"], each["repetition"]) for each in rest["cases"]] == places
+    shapes = [
+        {(each["peer"], each["measure"]): each["repetitions"] for each in document["results"]}
+        for document in (whole, rest)
+    ]
+    assert shapes[0] == shapes[1]
+    assert "complete after" in report.markdown(rest) and "in 2 sittings" in report.markdown(rest)
+    again = runner.run(chosen, TINY, file, isolate=False, before=report.load(file))
+    assert len(ran) == len(places) and again["results"] == rest["results"]
+    with pytest.raises(SystemExit, match="another seed: 7, now 2"):
+        runner.run(chosen, dataclasses.replace(TINY, seed=2), file, isolate=False, before=part)
 
 
 def test_command_line_reports_and_compares(document, tmp_path, capsys):
@@ -184,10 +225,10 @@ def test_html_is_one_page_with_plots(document, tmp_path):
 
 
 def moved(document, factor, peers):
-    """The same run on a machine of which some peers' numbers, by name, are other ones."""
+    """The same run on a machine of which some peers' times, by name, are other ones."""
     other = json.loads(json.dumps(document))
     for result in other["results"]:
-        if any(result["peer"].startswith(peer) for peer in peers):
+        if compare.is_time(result) and any(result["peer"].startswith(peer) for peer in peers):
             result |= {name: result[name] * factor for name in ("median", "min", "max")}
     return other
 
@@ -218,13 +259,70 @@ def test_a_rate_that_falls_is_worse():
     rate = {"benchmark": "papers.dfs", "variant": "loopback", "size": 1, "peer": "quire", "measure": "read"}
     rate |= {"unit": "MB/s", "operations": 1, "repetitions": [0], "values": [100.0]}
     rate |= {"median": 100.0, "min": 100.0, "max": 100.0}
-    facts = {"machine": {}, "versions": {}, "settings": {}}
+    facts = {"machine": {}, "versions": {}, "settings": {}, "failures": [], "state": "complete"}
     slower = {**rate, "median": 50.0, "min": 50.0, "max": 50.0}
     found = compare.compare({**facts, "results": [rate]}, {**facts, "results": [slower]})
     assert [each.factor for each in found.worse] == [2.0]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 99}'])
+def ours(document, measure):
+    return [each for each in document["results"] if report.is_ours(each) and each["measure"] == measure]
+
+
+def test_memory_does_not_depend_on_the_speed_of_the_machine(document):
+    slower = moved(document, 1.5, [""])
+    after_load = next(each for each in document["results"] if report.is_ours(each) and each["unit"] == "bytes/byte")
+    for result in ours(slower, after_load["measure"]):
+        result |= {name: result[name] * 1.4 for name in ("median", "min", "max")}
+    found = compare.compare(document, slower)
+    assert found.worse and {each.after["unit"] for each in found.worse} == {"bytes/byte"} and not found.better
+
+
+def test_numbers_that_are_gone_count_as_worse(document, tmp_path):
+    first, second = save(document, tmp_path / "first.json"), json.loads(json.dumps(document))
+    second["results"] = [each for each in second["results"] if each not in ours(second, "get")]
+    later = save(second, tmp_path / "second.json")
+    assert compare.compare(document, second).gone == ours(document, "get")
+    assert "## Gone: " in compare.compare(document, second).text()
+    assert bench.main(["compare", first, later, "--fail-on-regression"]) == 1
+    nothing = save({**document, "results": []}, tmp_path / "nothing.json")
+    with pytest.raises(SystemExit, match="no number in common"):
+        bench.main(["compare", first, nothing])
+
+
+@pytest.mark.parametrize(("before", "after", "worse"), [(0.0, 1.0, [float("inf")]), (1.0, 0.0, []), (-1.0, 2.0, [])])
+def test_numbers_around_nothing(before, after, worse):
+    place = {
+        "benchmark": "core.snapshot",
+        "variant": "",
+        "size": 1,
+        "peer": "quire",
+        "measure": "copies",
+        "unit": "pages",
+    }
+    facts = {"machine": {}, "versions": {}, "settings": {}, "failures": [], "state": "complete"}
+    runs = [
+        {**facts, "results": [{**place, "values": [value], "median": value, "min": value, "max": value}]}
+        for value in (before, after)
+    ]
+    assert [each.factor for each in compare.compare(*runs).worse] == worse
+
+
+def test_bad_arguments_are_told_in_a_line(document, tmp_path):
+    saved = save(document, tmp_path / "run.json")
+    for arguments, match in (
+        (["run", "core.map-each", "--json", saved], "is there already: give --go-on"),
+        (["run", "core.map-each", "--seed", "-1"], "--seed -1: give a whole number from 0"),
+        (["run", "core.map-each", "--go-on"], "--go-on needs --json"),
+        (["run", "core.map-each", "--json", str(tmp_path / "none" / "run.json")], "none/run.json.*: No such file"),
+        (["report", saved, "--html", str(tmp_path)], "Is a directory"),
+        (["report", str(tmp_path / "missing.json")], "No such file"),
+    ):
+        with pytest.raises(SystemExit, match=match):
+            bench.main(arguments)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 99}', '{"format": 1}'])
 def test_a_file_that_is_no_run_is_refused(tmp_path, content):
     file = tmp_path / "bad.json"
     file.write_text(content)
@@ -240,6 +338,8 @@ def test_an_unknown_benchmark_is_refused():
 def test_zipf_draws_follow_the_law():
     draws = data.zipf(1000, 200_000, np.random.default_rng(3))
     counts = np.sort(np.bincount(draws, minlength=1000))[::-1]
+    again = np.bincount(data.zipf(1000, 200_000, np.random.default_rng(4)), minlength=1000)
+    assert np.argmax(again) == np.argmax(np.bincount(draws, minlength=1000))  # the same ones are frequent
     shares = np.arange(1, 1001) ** -data.ZIPF_EXPONENT
     assert abs(counts[0] / len(draws) - shares[0] / shares.sum()) < 0.01
     assert abs(counts[:100].sum() / len(draws) - shares[:100].sum() / shares.sum()) < 0.02
@@ -264,4 +364,7 @@ def test_the_model_notices_wrong_scans(damage):
 
 
 def test_storage_with_no_room_in_memory_says_so():
-    assert "disk" in machine.storage(1 << 62)[1]
+    assert machine.storage(1 << 62) == Path(tempfile.gettempdir())
+    for name in ("spark.aggregation", "python.count"):
+        case = core.Case(name, "", "quire", 1000, 1, 1, Path())
+        assert runner.folder_for(case) == Path(tempfile.gettempdir())

@@ -23,6 +23,7 @@ PEERS = {
     "spark.aggregation": ("quire", "hdfs"),
     "spark.few_changes": ("quire",),
     "spark.many_stores": ("quire",),
+    "spark.bases": ("quire-bases",),
     f"spark.commits {spark.LOCAL}": ("quire-cec",),
     f"spark.commits {spark.HDFS}": ("quire",),
     f"spark.restart {spark.LOCAL}": ("quire",),
