@@ -121,8 +121,10 @@ typedef struct quire_amended quire_amended;
 typedef struct {
     quire_note_block *first, *last; /* the log, in the order of time */
     quire_note_block *spare;
-    quire_note **heads; /* by frame: its newest note, NULL: none */
+    quire_note **heads;    /* by frame: its newest note, NULL: none */
+    uint32_t *head_epochs; /* by frame: that note's epoch, 0: none */
     uint32_t head_count;
+    uint32_t head_newest; /* no note is newer */
     uint32_t floor;       /* notes of epochs up to this one are gone */
     quire_amended *items; /* by epoch */
     size_t item_count, item_capacity;

@@ -211,6 +211,10 @@ uint8_t *quire_chunk_map(quire_arena *arena, uint32_t chunk); /* internal: maps 
 void *quire_page_copy_on_write(quire_set *set, quire_page_id id);
 void *quire_page_borrow(quire_set *set, quire_page_id id, uint64_t entry, size_t offset, size_t count, bool again);
 const void *quire_page_read_weak(const quire_view *view, uint64_t entry);
+/* A hint that these pages are read next: what a weak snapshot needs to make them up is asked for together, where reading would wait for one
+ * note after the other. Nothing on other views, nor beyond the first QUIRE_AHEAD_PAGES. */
+#define QUIRE_AHEAD_PAGES 16u
+void quire_view_ahead(const quire_view *view, const quire_page_id *ids, size_t count);
 /* Whether reading made up a page since the last quire_view_forget. */
 bool quire_view_has_made_up(const quire_view *view);
 /* Frees the pages that reading a weak snapshot's view made up so far; pointers to them are gone. */

@@ -42,8 +42,6 @@ struct quire_note {
     quire_note
         *previous; /* of the same frame; to be followed only while previous_epoch is newer than what is looked for */
     uint32_t previous_epoch;
-    uint32_t epoch;
-    uint32_t frame;
     uint16_t offset;
     uint16_t bytes;
     uint8_t old[];
@@ -117,11 +115,15 @@ static bool heads_room(quire_arena *arena) {
         return true;
     }
     quire_note **heads = realloc(undo->heads, arena->bits_capacity * sizeof *heads);
-    if (heads == NULL) {
+    undo->heads = heads == NULL ? undo->heads : heads;
+    uint32_t *epochs = heads == NULL ? NULL : realloc(undo->head_epochs, arena->bits_capacity * sizeof *epochs);
+    if (epochs == NULL) {
         return false;
     }
-    memset(heads + undo->head_count, 0, (arena->bits_capacity - undo->head_count) * sizeof *heads);
-    undo->heads = heads;
+    undo->head_epochs = epochs;
+    size_t more = arena->bits_capacity - undo->head_count;
+    memset(heads + undo->head_count, 0, more * sizeof *heads);
+    memset(epochs + undo->head_count, 0, more * sizeof *epochs);
     undo->head_count = arena->bits_capacity;
     return true;
 }
@@ -143,11 +145,19 @@ static bool items_room(quire_undo *undo) {
 static quire_note *head_of(const quire_undo *undo, uint32_t frame) {
     return frame < undo->head_count ? undo->heads[frame] : NULL;
 }
+/* The epoch of that note, 0: there is none. Told without a look at the note, which is seldom near. */
+static uint32_t head_epoch(const quire_undo *undo, uint32_t frame) {
+    return frame < undo->head_count ? undo->head_epochs[frame] : 0;
+}
+static void head_set(quire_undo *undo, uint32_t frame, quire_note *note, uint32_t epoch) {
+    undo->heads[frame] = note;
+    undo->head_epochs[frame] = epoch;
+}
 
 /* Whether these bytes were noted in this epoch. */
 static bool is_noted(const quire_arena *arena, uint32_t frame, size_t offset, size_t count) {
     const quire_note *note = head_of(&arena->undo, frame);
-    uint32_t epoch = note == NULL ? 0 : note->epoch;
+    uint32_t epoch = head_epoch(&arena->undo, frame);
     while (epoch == arena->epoch_writing) {
         if (note->offset <= offset && offset + count <= (size_t)note->offset + note->bytes) {
             return true;
@@ -169,24 +179,23 @@ static bool note_add(quire_arena *arena, uint32_t frame, const uint8_t *page, si
             return false;
         }
     }
-    quire_note *note = (quire_note *)((uint8_t *)block + block->used), *head = undo->heads[frame];
-    note->previous = head;
-    note->previous_epoch = head == NULL ? 0 : head->epoch;
-    note->epoch = arena->epoch_writing;
-    note->frame = frame;
+    quire_note *note = (quire_note *)((uint8_t *)block + block->used);
+    note->previous = undo->heads[frame];
+    note->previous_epoch = undo->head_epochs[frame];
     note->offset = (uint16_t)offset;
     note->bytes = (uint16_t)count;
     memcpy(note->old, page + offset, count);
     block->used += bytes;
     block->epoch_max = arena->epoch_writing;
-    undo->heads[frame] = note;
+    head_set(undo, frame, note, arena->epoch_writing);
+    undo->head_newest = arena->epoch_writing;
     return true;
 }
 
 /* Makes a page's bytes what they were at epoch; the notes stay. */
 static void bytes_undo(const quire_undo *undo, uint32_t frame, uint32_t epoch, uint8_t *page) {
     const quire_note *note = head_of(undo, frame);
-    uint32_t next = note == NULL ? 0 : note->epoch;
+    uint32_t next = head_epoch(undo, frame);
     while (next > epoch) {
         memcpy(page + note->offset, note->old, note->bytes);
         next = note->previous_epoch;
@@ -197,13 +206,13 @@ static void bytes_undo(const quire_undo *undo, uint32_t frame, uint32_t epoch, u
 /* The frame's notes newer than epoch are no longer of it. */
 static void head_drop(quire_undo *undo, uint32_t frame, uint32_t epoch) {
     quire_note *note = head_of(undo, frame);
-    uint32_t next = note == NULL ? 0 : note->epoch;
+    uint32_t next = head_epoch(undo, frame);
     while (next > epoch) {
         next = note->previous_epoch;
         note = note->previous;
     }
     if (frame < undo->head_count) {
-        undo->heads[frame] = next <= undo->floor ? NULL : note;
+        head_set(undo, frame, next <= undo->floor ? NULL : note, next <= undo->floor ? 0 : next);
     }
 }
 
@@ -239,9 +248,8 @@ static void log_trim(quire_arena *arena) {
     undo->floor = oldest > undo->floor ? oldest : undo->floor;
     size_t gone = 0;
     for (; gone < undo->item_count && undo->items[gone].epoch <= oldest; gone++) {
-        quire_note *head = head_of(undo, undo->items[gone].frame);
-        if (head != NULL && head->epoch <= oldest) {
-            undo->heads[undo->items[gone].frame] = NULL;
+        if (head_epoch(undo, undo->items[gone].frame) <= oldest) {
+            head_set(undo, undo->items[gone].frame, NULL, 0);
         }
     }
     undo->item_count -= gone;
@@ -284,6 +292,7 @@ void quire_undo_close(quire_arena *arena) {
     blocks_free(arena, &undo->first);
     blocks_free(arena, &undo->spare);
     free(undo->heads);
+    free(undo->head_epochs);
     free(undo->items);
     *undo = (quire_undo){0};
 }
@@ -482,7 +491,7 @@ int quire_undo_settle(quire_arena *arena) {
     /* From now on these frames are changed without a note, so that states before the last commit are lost. */
     weak_lose(arena, arena->epoch_committed);
     for (size_t i = 0; i < undo->item_count; i++) {
-        undo->heads[undo->items[i].frame] = NULL;
+        head_set(undo, undo->items[i].frame, NULL, 0);
     }
     undo->floor = arena->epoch_committed;
     undo->item_count = undo->committed_count = 0;
@@ -546,8 +555,7 @@ const void *quire_page_read_weak(const quire_view *view, uint64_t entry) {
         made_up->failure = QUIRE_E_CLOSED;
         return NULL;
     }
-    const quire_note *head = head_of(&arena->undo, frame);
-    if (bytes == NULL || head == NULL || head->epoch <= view->epoch) {
+    if (bytes == NULL || arena->undo.head_newest <= view->epoch || head_epoch(&arena->undo, frame) <= view->epoch) {
         return bytes;
     }
     if (2 * (made_up->used + 1) > made_up->slot_count && !slots_grow(made_up)) {
@@ -566,6 +574,33 @@ const void *quire_page_read_weak(const quire_view *view, uint64_t entry) {
         *slot = (quire_made_up_page){frame, made_up->generation, page};
     }
     return slot->page;
+}
+
+void quire_view_ahead(const quire_view *view, const quire_page_id *ids, size_t count) {
+    const quire_undo *undo = &view->arena->undo;
+    const quire_note *notes[QUIRE_AHEAD_PAGES];
+    size_t left = 0;
+    for (size_t i = 0; view->weak != NULL && i < count && i < QUIRE_AHEAD_PAGES; i++) {
+        uint64_t entry = quire_page_entry(view, ids[i]);
+        uint32_t frame = QUIRE_ENTRY_FRAME(entry);
+        if (entry != 0 && head_epoch(undo, frame) > view->epoch) {
+            __builtin_prefetch(quire_frame(view, frame));
+            notes[left] = head_of(undo, frame);
+            __builtin_prefetch(notes[left++]);
+        }
+    }
+    /* One step along all chains at a time. */
+    while (left > 0) {
+        size_t kept = 0;
+        for (size_t i = 0; i < left; i++) {
+            if (notes[i]->previous_epoch > view->epoch) {
+                notes[kept] = notes[i]->previous;
+                __builtin_prefetch(notes[kept]);
+                __builtin_prefetch((const uint8_t *)notes[kept++] + 63);
+            }
+        }
+        left = kept;
+    }
 }
 
 bool quire_view_has_made_up(const quire_view *view) {

@@ -945,6 +945,10 @@ typedef struct {
     record_pair *here;
     size_t here_count, here_capacity;
     size_t here_next;
+    /* Pages that differ, to be visited together. */
+    quire_page_id waiting[QUIRE_AHEAD_PAGES];
+    bool waiting_in_use[QUIRE_AHEAD_PAGES];
+    size_t waiting_count;
 } difference;
 
 static int difference_newer_record(void *context, const quire_record *record) {
@@ -1091,8 +1095,28 @@ int quire_change_older(const quire_change *change, quire_buffer *values, uint64_
     return quire_record_values(d->older, record, values, value_count);
 }
 
+static int difference_waiting(difference *d) {
+    size_t count = d->waiting_count;
+    d->waiting_count = 0;
+    if (d->older != NULL) {
+        quire_view_ahead(d->older, d->waiting, count);
+    }
+    for (size_t i = 0; i < count; i++) {
+        QUIRE_TRY(difference_page(d, d->waiting[i], d->waiting_in_use[i]));
+    }
+    return QUIRE_OK;
+}
+
+static int difference_add(void *context, quire_page_id id, bool in_use) {
+    difference *d = context;
+    d->waiting[d->waiting_count] = id;
+    d->waiting_in_use[d->waiting_count++] = in_use;
+    return d->waiting_count == QUIRE_AHEAD_PAGES ? difference_waiting(d) : QUIRE_OK;
+}
+
 static int difference_run(difference *d) {
-    QUIRE_TRY(quire_view_changed(d->newer, d->since, difference_page, d));
+    QUIRE_TRY(quire_view_changed(d->newer, d->since, difference_add, d));
+    QUIRE_TRY(difference_waiting(d));
     /* A table that was emptied has no nodes left to tell of the ids it had. */
     uint32_t older_limit = d->older == NULL ? 0 : d->older->table[0].page_limit;
     for (uint32_t id = d->newer->table[0].page_limit; id < older_limit; id++) {

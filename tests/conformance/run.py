@@ -2,7 +2,9 @@
 
 Fetches Spark and its published test jars with Maven, compiles the agent that brings Quire's provider into the tests
 (``agent/``) and the suites written for it (``scala/``), runs the suites listed in ``suites.py``, and prints a table:
-suite, passed, total. Tests in ``left_out.txt`` run, too, but may fail. Everything is kept in ``build/conformance``.
+suite, passed, total. Tests in ``left_out.txt`` run, too, but may fail. A suite with a failed test is run once more by
+itself; tests that pass only then are named, with what they failed with at first. Everything is kept in
+``build/conformance``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +285,7 @@ class Test:
     message: str = ""
     trace: str = ""
     left_out: str = ""
+    first_time: str = ""  # why it failed, if it passed only when it was run again
 
     @property
     def counts(self) -> bool:
@@ -339,6 +342,16 @@ class Result:
             return "FAILED"
         return "ok" if self.on_quire else "NOT PROVEN"
 
+    def amend(self, again: Result) -> None:
+        """Counts tests that failed, and passed when the suite was run again, as passed; keeps why they had failed."""
+        passed = {test.name: test for test in again.tests if test.status == "passed"}
+        self.tests = [
+            replace(passed[test.name], first_time=first_line(test.message))
+            if test.bad and test.name in passed
+            else test
+            for test in self.tests
+        ]
+
 
 class Runner:
     """Runs suites in JVMs, a JVM for each group, some groups at a time, and follows what they report."""
@@ -365,6 +378,17 @@ class Runner:
                 raise
         order = {suite.name: place for place, suite in enumerate(suites)}
         return sorted(results, key=lambda result: order[result.suite])
+
+    def run_again(self, suites: list[Suite], results: list[Result]) -> None:
+        """Runs suites with failed tests once more, one at a time: some of Spark's tests race with the query they watch.
+
+        A suite that broke off, or whose JVM died, has failed for good.
+        """
+        failed = {result.suite: result for result in results if result.failed and not result.problem}
+        for suite in suites:
+            if suite.name in failed and not self.ending.is_set():
+                print(f"Again, by itself: {suite.short}", flush=True)
+                failed[suite.name].amend(self.run([suite], 1)[0])
 
     def _batch(self, todo: list[Suite]) -> list[Result]:
         results: list[Result] = []
@@ -595,6 +619,11 @@ def surprises(results: list[Result], left_out: list[LeftOut]) -> tuple[list[str]
     return passing, unknown
 
 
+def passed_again(results: list[Result]) -> list[tuple[Result, Test]]:
+    """The tests that failed at first."""
+    return [(r, test) for r in results for test in r.tests if test.first_time]
+
+
 def write_report(
     results: list[Result], whole: list[tuple[str, str]], passing: list[str], provider: Path, seconds: float
 ) -> None:
@@ -627,6 +656,11 @@ def write_report(
                     lines.append(f"- `{r.suite.rpartition('.')[2]}`: {test.name}  \n  {test.left_out}")
         if len(lines) == before:
             lines.append("None.")
+    lines += ["", "## Passed only when run again", ""]
+    lines += [
+        f"- `{r.suite.rpartition('.')[2]}`: {test.name}  \n  at first: {test.first_time}"
+        for r, test in passed_again(results)
+    ] or ["None."]
     lines += ["", "## Suites not run", "", *(f"- `{suite}`: {reason}" for suite, reason in whole)]
     if passing:
         lines += ["", "## Left out, but passing now", "", *(f"- {entry}" for entry in passing)]
@@ -687,12 +721,16 @@ def conform(
 
     began = time.monotonic()
     say(f"Running {len(chosen)} of Spark's suites")
-    results = Runner(provider, left_out).run(chosen, jobs)
+    runner = Runner(provider, left_out)
+    results = runner.run(chosen, jobs)
+    runner.run_again(chosen, results)
     seconds = time.monotonic() - began
     passing, unknown = surprises(results, left_out)
     write_report(results, whole, passing, provider, seconds)
 
     print("\n" + text_table(rows(results)))
+    for r, test in passed_again(results):
+        print(f"Passed only when run again: {r.suite.rpartition('.')[2]}: {test.name} ({test.first_time})")
     for entry in passing:
         print(f"Left out, but passing now: {entry}")
     for entry in unknown:
