@@ -17,7 +17,7 @@ import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,13 +100,17 @@ PaperPlace = tuple[str, str, int, str]
 
 @dataclass(frozen=True)
 class Paper:
-    """What a paper measured of the same thing. ``finding`` is in its words, or says that there are none."""
+    """What a paper measured of the same thing. ``finding`` is in its words, or says that there are none.
+
+    ``numbers`` are shown beside results of at least so many ``operations``: a quick run may be a smaller one.
+    """
 
     source: str
     finding: str
     set_up: str
     numbers: dict[PaperPlace, float] = field(default_factory=dict)
     base: str = ""  # the peer that the others are compared with
+    operations: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,12 @@ class Benchmark:
     def family(self) -> str:
         """What stands before the point."""
         return self.name.partition(".")[0]
+
+    def of_paper(self, result: Mapping[str, Any]) -> float | None:
+        """The number that the paper has for what a result is of."""
+        if self.paper is None or result["operations"] < self.paper.operations:
+            return None
+        return self.paper.numbers.get((result["variant"], result["peer"], result["size"], result["measure"]))
 
 
 class Bench:

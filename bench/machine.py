@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import hashlib
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -16,6 +18,7 @@ from pathlib import Path
 from quire.jvm_bridge import jar as jars
 
 SHARED_MEMORY = Path("/dev/shm")
+LAYERS = ("pagemgr", "structures", "checkpoint", "statestore", "jvm_bridge")
 PACKAGES = ("quire", "lmdb", "rocksdict", "sortedcontainers", "numpy", "pyarrow", "pyspark")
 
 
@@ -48,7 +51,7 @@ def machine() -> dict[str, str | int | float]:
 
 def versions() -> dict[str, str]:
     """The versions of everything that is measured."""
-    found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    found = {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version, "code_of_quire": code()}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
@@ -56,6 +59,17 @@ def versions() -> dict[str, str]:
             found[package] = "not installed"
     found["java"] = java_version()
     return found
+
+
+def code() -> str:
+    """A digest of Quire's own sources, benchmarks aside: states of the code between two versions differ in it."""
+    digest = hashlib.sha256()
+    for layer in LAYERS:
+        folder = Path(next(iter(importlib.import_module(f"quire.{layer}").__path__)))
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".c", ".h", ".scala"):
+                digest.update(f"{layer}/{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def java_version() -> str:

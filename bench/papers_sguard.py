@@ -500,7 +500,7 @@ def interruption(case: Case) -> Iterator[Measurement]:
     background, latencies, stood, taken = Background(), [], Watch(), {}
     try:
         for operator, file in zip(operators, files, strict=True):  # memory taken for the first time, outside the clock
-            if saved and not plain:
+            if saved:
                 checkpoint(case.peer, operator, file, background)
         start = time.perf_counter() + 0.2
         for tick in range(ticks):
@@ -747,6 +747,7 @@ INTERRUPTION_PAPER = Paper(
     by_size("latency", "mean latency", (1, 4, 64), LATENCY)
     | by_size("latency", "deviation of latency", (1, 4, 64), DEVIATION),
     base="quire, no checkpoint",
+    operations=RUN_TUPLES,
 )
 RECOVERY_PAPER = Paper(
     "SGuard, Figure 9",

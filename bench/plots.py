@@ -178,7 +178,7 @@ def draw_lines(
         places, medians = [each["size"] for each in line], [each["median"] for each in line]
         style = {"marker": mark(peers, peer), "markersize": 4, "linewidth": 1.4, "color": palette[peer]}
         axes.errorbar(places, medians, spreads(line), capsize=2, elinewidth=0.8, **style)
-        told = of_paper(benchmark, line)
+        told = [(each["size"], theirs) for each in line if (theirs := benchmark.of_paper(each)) is not None]
         if told:
             papers = True
             values += [value for _, value in told]
@@ -191,17 +191,6 @@ def draw_lines(
     axes.set_xlabel(benchmark.axis or benchmark.size_unit)
     axes.set_ylabel(results[0]["unit"])
     return papers
-
-
-def of_paper(benchmark: Benchmark, line: Sequence[Result]) -> list[tuple[int, float]]:
-    """The sizes and numbers that a paper has for a line."""
-    numbers = benchmark.paper.numbers if benchmark.paper else {}
-    found = []
-    for each in line:
-        value = numbers.get((each["variant"], each["peer"], each["size"], each["measure"]))
-        if value is not None:
-            found.append((each["size"], value))
-    return found
 
 
 def set_scale(axis: Any, set_scale: Any, set_limits: Any, values: Sequence[float]) -> None:

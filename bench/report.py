@@ -172,7 +172,6 @@ def measures_of(results: Sequence[Result], failed: Sequence[dict[str, Any]]) -> 
     peers = unique([*(each["peer"] for each in results), *failures])
     measures = unique(each["measure"] for each in results)
     found = {(each["measure"], each["peer"]): each for each in results}
-    numbers = benchmark.paper.numbers if benchmark.paper else {}
     table = Table([f"{first['variant']}, {size_text(benchmark, first['size'])}", *peers], [])
     for measure in measures:
         unit = next(each["unit"] for each in results if each["measure"] == measure)
@@ -183,7 +182,7 @@ def measures_of(results: Sequence[Result], failed: Sequence[dict[str, Any]]) -> 
             times = None if result is None or base is None or result is base else ratio(result, base)
             text = failures.get(peer, "") if result is None else spread(result)
             row.append(text if times is None else f"{text} **{number(times)}x**")
-            theirs = numbers.get((first["variant"], peer, first["size"], measure))
+            theirs = None if result is None else benchmark.of_paper(result)
             papers.append("" if theirs is None else number(theirs))
         table.rows.append(row)
         if any(papers[1:]):
@@ -251,8 +250,7 @@ def beside_papers(results: Sequence[Result]) -> Table:
     }
     for (name, variant, size, measure, peer), result in found.items():
         benchmark = benchmark_of(name)
-        paper = benchmark.paper
-        theirs = paper.numbers.get((variant, peer, size, measure)) if paper else None
+        paper, theirs = benchmark.paper, benchmark.of_paper(result)
         if paper is None or theirs is None:
             continue
         base = found.get((name, variant, size, measure, paper.base))
