@@ -30,11 +30,14 @@ def parser() -> argparse.ArgumentParser:
     mode.add_argument("--quick", action="store_true", help="all in at most 15 minutes on two cores (default)")
     mode.add_argument("--full", action="store_true", help="up to 10M records and 4 GB; says how long it takes")
     run.add_argument("--json", type=Path, metavar="FILE", help="where to save the numbers; default: a new file here")
-    run.add_argument(
-        "--go-on", action="store_true", help="FILE is of a run that was interrupted: do what it has not done yet"
-    )
+    run.add_argument("--go-on", action="store_true", help="FILE is there already: do what it has not, and add it")
     run.add_argument(
         "--repeat", type=int, metavar="N", help="repetitions of each case; default: up to 3, as the time allows"
+    )
+    run.add_argument("--peer", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
+    run.add_argument("--variant", action="append", default=[], metavar="NAME", help="only this one; may be repeated")
+    run.add_argument(
+        "--size", action="append", default=[], type=int, metavar="N", help="this in place of the sizes; may be repeated"
     )
     run.add_argument("--seed", type=int, help=f"of the random numbers (default {runner.QUICK.seed})")
     show = commands.add_parser("report", help="tables and plots of a run")
@@ -133,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
         if options.seed < 0:
             raise SystemExit(f"--seed {options.seed}: give a whole number from 0")
         settings = replace(settings, seed=options.seed)
-    benchmarks = runner.chosen(options.names)
+    benchmarks = runner.narrowed(runner.chosen(options.names), options.peer, options.variant, options.size)
     if options.go_on and options.json is None:
         raise SystemExit("--go-on needs --json FILE, the file to go on with")
     file: Path = options.json or Path(time.strftime("quire-bench-%Y%m%d-%H%M%S.json"))
@@ -142,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     before = report.load(file) if options.go_on and file.exists() else None
     cases = list(runner.plan(benchmarks, settings))
     if not cases:
-        raise SystemExit(f"{', '.join(options.names)}: only in a full run; give --full")
+        raise SystemExit(f"{', '.join(options.names) or 'what was asked for'}: only in a full run; give --full")
     seconds = sum(runner.estimate(case) for _, case in cases)
     count = len({case.benchmark for _, case in cases})
     print(

@@ -98,6 +98,32 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
     return found
 
 
+def narrowed(
+    benchmarks: Sequence[Benchmark], peers: Sequence[str], variants: Sequence[str], sizes: Sequence[int]
+) -> list[Benchmark]:
+    """The benchmarks with those peers, variants and sizes only, also where they would not be measured; empty: as is."""
+    known = {
+        "peer": (peers, {peer for each in benchmarks for peers in each.variants.values() for peer in peers}),
+        "variant": (variants, {variant for each in benchmarks for variant in each.variants}),
+    }
+    for option, (wanted, there) in known.items():
+        if unknown := [name for name in wanted if name not in there]:
+            raise SystemExit(f"--{option} {unknown[0]}: not in what is run; there are {', '.join(sorted(there))}")
+    if wrong := [size for size in sizes if size < 1]:
+        raise SystemExit(f"--size {wrong[0]}: give a whole number from 1")
+    found = []
+    for each in benchmarks:
+        kept = {
+            variant: tuple(peer for peer in there if not peers or peer in peers)
+            for variant, there in each.variants.items()
+            if not variants or variant in variants
+        }
+        if any(kept.values()):
+            each = replace(each, variants=kept, at={} if peers or sizes else each.at)
+            found.append(replace(each, quick=tuple(sizes), full=tuple(sizes)) if sizes else each)
+    return found
+
+
 def once(benchmark: Benchmark, settings: Settings) -> Iterator[list[Case]]:
     """The cases of one repetition, those of one size and variant together."""
     limit, seed = settings.operations_max, settings.seed
@@ -276,6 +302,9 @@ class Run:
         }
         if before is not None:
             self._refuse_other(before)
+            mine, theirs = self.document["settings"], before["settings"]
+            mine["benchmarks"] = list(dict.fromkeys([*theirs["benchmarks"], *mine["benchmarks"]]))
+            mine["repetitions"] = theirs["repetitions"] | mine["repetitions"]
             self.document |= {name: before[name] for name in ("started", "sittings", "results", "failures", "cases")}
             self.results = {
                 (each["benchmark"], each["variant"], str(each["size"]), each["peer"], each["measure"]): each
@@ -286,13 +315,14 @@ class Run:
         self._started = time.monotonic()
 
     def _refuse_other(self, before: dict[str, Any]) -> None:
-        """Refuses to go on from a run of other things, whose numbers could not stand beside ours."""
+        """Refuses to go on from a run under other conditions, whose numbers could not stand beside ours."""
+        may_differ = ("load_at_start", "benchmarks", "repetitions")
         if "sittings" not in before:
             raise SystemExit("the file is of a version that could not go on with a run yet: give --json another file")
         for part in ("format", "versions", "settings", "machine"):
             mine, theirs = ({part: each[part]} if part == "format" else each[part] for each in (self.document, before))
             for name in mine.keys() | theirs.keys():
-                if name != "load_at_start" and mine.get(name) != theirs.get(name):
+                if name not in may_differ and mine.get(name) != theirs.get(name):
                     raise SystemExit(
                         f"the file is of a run with another {name}: {theirs.get(name)}, now {mine.get(name)}. Go on "
                         "with what it was begun with, or give --json another file"

@@ -1,6 +1,7 @@
 """Settings for all tests.
 
 QUIRE_TEST_PROFILE  how long the random tests run: quick (under sanitizers), normal, long (for an hour's search).
+QUIRE_TEST_CLASSES  an archive of classes for Spark's drivers (tools/share_classes.py).
 QUIRE_TEST_EXPECT   a folder that quire must be imported from, so that the sanitized build is surely the one tested.
 """
 
@@ -23,7 +24,11 @@ hypothesis.settings.load_profile(os.environ.get("QUIRE_TEST_PROFILE", "normal"))
 ROOT = Path(__file__).resolve().parents[1]
 
 # The tests' JVMs live for seconds to minutes: half of that would go into optimising code that is then hardly run.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+if archive := os.environ.get("QUIRE_TEST_CLASSES"):
+    # JVMs of another class path cannot use it, and are not to say so.
+    JVM_OPTIONS += f" -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
+os.environ.setdefault("JAVA_TOOL_OPTIONS", JVM_OPTIONS)
 
 
 def pytest_report_header() -> str:

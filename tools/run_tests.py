@@ -88,8 +88,20 @@ def runtime_library(name: str) -> str | None:
 def ring_plain(arguments: list[str]) -> Ring:
     """The tests as they are."""
     ring = Ring("Tests")
-    run_pytest(ring, arguments or IN_PARALLEL, {})
+    run_pytest(ring, arguments or IN_PARALLEL, {} if arguments else shared_classes())
     return ring
+
+
+def shared_classes() -> dict[str, str]:
+    """The environment in which Spark's drivers start in half the time, if that can be had."""
+    file = BUILD / "spark-classes.jsa"
+    if not file.exists():
+        print("Archiving the classes of Spark's drivers, so that they start faster", flush=True)
+        BUILD.mkdir(exist_ok=True)
+        command = [sys.executable, "tools/share_classes.py", str(file)]
+        with (BUILD / "spark-classes.log").open("w") as log:
+            subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False)
+    return {"QUIRE_TEST_CLASSES": str(file)} if file.exists() else {}
 
 
 def ring_conformance() -> Ring:

@@ -191,6 +191,29 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
         runner.run(chosen, dataclasses.replace(TINY, seed=2), file, isolate=False, before=part)
 
 
+def test_a_run_can_be_narrowed_and_others_added_to_its_file(tmp_path, capsys):
+    file = tmp_path / "some.json"
+    command = ["run", "--repeat", "1", "--size", "500", "--json", str(file)]
+    assert bench.main([*command, "core.map-each", "--peer", "quire"]) == 0
+    assert bench.main([*command, "core.map-each", "core.ordered-each", "--peer", "sqlite", "--go-on"]) == 0
+    saved = report.load(file)
+    cases = [(each["benchmark"], each["peer"], each["size"]) for each in saved["cases"]]
+    others = [(name, "sqlite", 500) for name in ("core.map-each", "core.ordered-each")]
+    assert cases == [("core.map-each", "quire", 500), *others]
+    assert saved["settings"]["benchmarks"] == ["core.map-each", "core.ordered-each"]
+    one = [tiny(each) for each in runner.chosen(["spark.restart"])]
+    (left,) = runner.narrowed(one, [], ["local disk"], [])
+    assert left.variants == {"local disk": one[0].variants["local disk"]} and left.quick == one[0].quick
+    for wrong, message in (
+        (["--peer", "postgres"], "--peer postgres: not in what is run; there are dict, lmdb, quire"),
+        (["--variant", "disk"], "--variant disk: not in what is run; there are map"),
+        (["--size", "0"], "--size 0: give a whole number from 1"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            bench.main(["run", "core.map-each", "--json", str(tmp_path / "other.json"), *wrong])
+    capsys.readouterr()
+
+
 def test_command_line_reports_and_compares(document, tmp_path, capsys):
     first = save(document, tmp_path / "first.json")
     slower = json.loads(json.dumps(document))
