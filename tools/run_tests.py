@@ -25,8 +25,8 @@ CORE = sorted(path for layer in LAYERS for path in ROOT.glob(f"{layer}/*.c"))
 # A JVM that starts, or a child that is killed, keeps no two cores busy. A file's tests share what they have set up, and
 # the order of files puts those that take long first.
 IN_PARALLEL = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-# A JVM does not run under the sanitizers.
-ON_SPARK = ["tests/spark", "tests/hdfs", "tests/jvm_bridge", "tests/bench/test_spark_bench.py"]
+# A JVM does not run under the sanitizers, and benchmarks call nothing of the core that its own tests do not.
+NOT_SANITIZED = ["tests/spark", "tests/hdfs", "tests/jvm_bridge", "tests/bench"]
 
 
 class Ring:
@@ -163,7 +163,7 @@ def ring_sanitized() -> Ring:
     environment = sanitized(ring)
     if environment is None:
         return ring
-    not_here = [f"--ignore={path}" for path in ON_SPARK]
+    not_here = [f"--ignore={path}" for path in NOT_SANITIZED]
     run_pytest(ring, ["-m", "not slow", "-p", "no:cacheprovider", *not_here, *IN_PARALLEL], environment)
     for leak in our_leaks(BUILD / "asan" / "leaks"):
         ring.fail(f"leak: {leak}")
