@@ -580,7 +580,9 @@ void quire_view_ahead(const quire_view *view, const quire_page_id *ids, size_t c
     const quire_undo *undo = &view->arena->undo;
     const quire_note *notes[QUIRE_AHEAD_PAGES];
     size_t left = 0;
-    for (size_t i = 0; view->weak != NULL && i < count && i < QUIRE_AHEAD_PAGES; i++) {
+    /* What a lost one would need is not kept (U3). */
+    bool readable = view->weak != NULL && !view->weak->pin->lost;
+    for (size_t i = 0; readable && i < count && i < QUIRE_AHEAD_PAGES; i++) {
         uint64_t entry = quire_page_entry(view, ids[i]);
         uint32_t frame = QUIRE_ENTRY_FRAME(entry);
         if (entry != 0 && head_epoch(undo, frame) > view->epoch) {

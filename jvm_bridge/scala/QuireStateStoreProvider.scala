@@ -55,6 +55,8 @@ class QuireStateStoreProvider
   private var line: Vector[Version] = Vector.empty
   /** The versions of that line that have a base, the oldest first. */
   private var basesOfLine: Vector[Version] = Vector.empty
+  /** The version that the arena was loaded with; those after it were committed here. */
+  private var loadedNumber = 0L
   /** The versions of that line whose very pages the checkpoint can give back, and their epochs here. */
   private var pagePoints: Map[Version, Long] = Map.empty
   /** What the commits' files of that line say, as far as somebody asked. */
@@ -255,10 +257,11 @@ class QuireStateStoreProvider
       startVersion: Long,
       endVersion: Long,
       colFamilyNameOpt: Option[String],
-      endVersionStateStoreCkptId: Option[String]): ChangeIterator = {
+      endVersionStateStoreCkptId: Option[String]): ChangeIterator = loading {
     val folder = look()
     val end = folder.committed(wantedVersion(endVersion, endVersionStateStoreCkptId))
     val versions = lineTo(end, folder, _.number <= startVersion).filter(_.number >= startVersion)
+    versions.find(v => !folder.deltas(v)).foreach(gone => throw missing(files.deltaPath(gone)))
     val name = colFamilyNameOpt.getOrElse(StateStore.DEFAULT_COL_FAMILY_NAME)
     new ChangeReader(
       files, versions.map(v => ChangeFile(v, folder.parent(v), folder.info(v).kind)), format(name),
@@ -377,7 +380,8 @@ class QuireStateStoreProvider
       pinFirmly(loaded.arena, loaded.version)
     }
     synchronized {
-      if (adopt && writer == null && !closed) {
+      // A writer may have come and gone meanwhile.
+      if (adopt && writer == null && !closed && (arena == null || loaded.version.number > current.number)) {
         readReport = Some(adoptLoaded(loaded))
       } else {
         loaded.arena.condemn()
@@ -477,6 +481,7 @@ class QuireStateStoreProvider
     dropArena()
     rowsFromFiles = loaded.report.fromFiles
     arena = loaded.arena
+    loadedNumber = loaded.version.number
     current = loaded.version
     line = loaded.line
     basesOfLine = loaded.base.toVector
@@ -542,18 +547,21 @@ class QuireStateStoreProvider
       val dirty = mine.stats().dirty
       synchronized {
         Native.arenaCommit(mine.handle)
-        if (changes.log.isDefined) Native.logCommitted(mine.log)
-        // The provider may have been unloaded meanwhile; the version is as durable as any.
-        if (mine eq arena) {
-          current = next
-          line = (line :+ next).takeRight(LineLength)
-          infos.put(next, changes.info)
-          if (changes.info.kind == FileKinds.Pages) {
-            pagePoints += next -> Native.arenaEpoch(mine.handle)
+        // From here on the arena is not what `current` says until that is changed, too.
+        closingOnFailure(() => if (mine eq arena) dropArena()) {
+          if (changes.log.isDefined) Native.logCommitted(mine.log)
+          // The provider may have been unloaded meanwhile; the version is as durable as any.
+          if (mine eq arena) {
+            current = next
+            line = (line :+ next).takeRight(LineLength)
+            infos.put(next, changes.info)
+            if (changes.info.kind == FileKinds.Pages) {
+              pagePoints += next -> Native.arenaEpoch(mine.handle)
+            }
+            retained += older
+            retaining = true
+            trimRetained(storeConf.maxVersionsToRetainInMemory - 1)
           }
-          retained += older
-          retaining = true
-          trimRetained(storeConf.maxVersionsToRetainInMemory - 1)
         }
       }
       val end = System.nanoTime()
@@ -809,8 +817,9 @@ class QuireStateStoreProvider
 
   override protected def writeBaseIfDue(): Unit = maintaining("writing a base") {
     val due = synchronized {
-      // A log needs no base.
-      !closed && arena != null && current.number > 0 && conf.mode != CheckpointMode.Cec &&
+      // A log needs no base. Whoever only loaded a version leaves its base to the one that committed it: that
+      // one's pages are what its next commit goes on from, and the base has but one name.
+      !closed && arena != null && current.number > loadedNumber && conf.mode != CheckpointMode.Cec &&
         current.number - lastBase >= storeConf.minDeltasForSnapshot
     }
     if (due) writeBase(urgent = false)
@@ -862,11 +871,11 @@ class QuireStateStoreProvider
       val folder = look()
       // Behind a base nothing is needed, unless what came after it reaches back beyond it.
       val bases = folder.bases.filter { base =>
-        base.number <= earliest && (base.id.isEmpty || known.contains(base))
+        base.number <= earliest && known.contains(base)
       }.filterNot { base =>
         folder.commits.exists { version =>
           version.number > base.number && (version.id.isEmpty || known.contains(version)) && {
-            val info = infos.computeIfAbsent(version, folder.info)
+            val info = folder.info(version)
             info.kind == FileKinds.Pages && info.since > 0 && info.since < base.number
           }
         }
@@ -879,9 +888,18 @@ class QuireStateStoreProvider
         val removed = files.clean(first)
         Fault.point("clean.done")
         if (removed > 0) logInfo(s"Removed $removed old files of $storeId")
-        infos.keySet().removeIf(_.number < first)
+        forgetBefore(first)
       }
     }
+  }
+
+  /** Of versions whose files are gone nothing needs to be remembered, but for what the next pages start from. */
+  private def forgetBefore(first: Long): Unit = synchronized {
+    infos.keySet().removeIf(_.number < first)
+    line = line.dropWhile(_.number < first)
+    basesOfLine = basesOfLine.dropWhile(_.number < first)
+    val newest = pagePoints.keys.map(_.number).maxOption.getOrElse(0L)
+    pagePoints = pagePoints.filter { case (version, _) => version.number >= math.min(first, newest) }
   }
 
   /** Maintenance that fails is tried again the next time and never stops a query. */
@@ -971,7 +989,7 @@ class QuireStateStoreProvider
   private def look(): Folder = {
     val found = files.list()
     val (bases, deltas) = found.partition(_.isBase)
-    new Folder(files, deltas, bases)
+    new Folder(files, deltas, bases, infos)
   }
 
   /**
@@ -1185,14 +1203,26 @@ private[spark] object QuireStateStoreProvider {
 
   /** What a store's folder has, at one moment. */
   class Folder(
-      files: CheckpointFiles, commitFiles: Seq[CheckpointFile], baseFiles: Seq[CheckpointFile]) {
+      files: CheckpointFiles,
+      commitFiles: Seq[CheckpointFile],
+      baseFiles: Seq[CheckpointFile],
+      known: ConcurrentHashMap[Version, CommitInfo]) {
     private val infos = mutable.Map.empty[Version, CommitInfo]
     private val byVersion = commitFiles.map(file => file.version -> file).toMap
     def commits: Iterable[Version] = byVersion.keys
     val bases: Set[Version] = baseFiles.map(_.version).toSet
     def deltas(version: Version): Boolean = byVersion.contains(version)
-    def info(version: Version): CommitInfo =
-      infos.getOrElseUpdate(version, files.readInfo(byVersion(version)))
+    /** A commit with an id is never another; what is known of it is kept for those who look later. */
+    def info(version: Version): CommitInfo = infos.getOrElseUpdate(version, {
+      val found = if (version.id.isDefined) known.get(version) else null
+      if (found != null) {
+        found
+      } else {
+        val read = files.readInfo(byVersion(version))
+        if (version.id.isDefined) known.put(version, read)
+        read
+      }
+    })
     /** Without ids (as Python may write it) it is the version before. */
     def parent(version: Version): Version =
       if (version.id.isEmpty) Version(version.number - 1, None) else info(version).parent

@@ -441,6 +441,73 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
     }
   }
 
+  private val often = Map("spark.sql.streaming.stateStore.minDeltasForSnapshot" -> "1")
+
+  private def bases(folder: String): Set[String] = files(folder).list().filter(_.endsWith(".qbase")).toSet
+
+  test("a version's base is written by the one that committed it") {
+    withTempDir { dir =>
+      val settings = often + (mode -> "pages")
+      withProvider(dir.toString, settings = settings) { one =>
+        withProvider(dir.toString, settings = settings) { other =>
+          commit(one, 0)(("a", 0) -> 1)
+          commit(one, 1)(("b", 0) -> 2)
+          // As of an attempt that was given up: it holds the version, in other pages.
+          assert(rowsOf(other, 2) == Set(("a", 0) -> 1, ("b", 0) -> 2))
+          other.doMaintenance()
+          assert(bases(dir.toString).isEmpty)
+          one.doMaintenance()
+          val written = bases(dir.toString)
+          assert(written.size == 1)
+          other.doMaintenance()
+          commit(one, 2)(("c", 0) -> 3)
+          assert(bases(dir.toString) == written)
+        }
+      }
+      withProvider(dir.toString, settings = settings) { third =>
+        assert(rowsOf(third, 3) == Set(("a", 0) -> 1, ("b", 0) -> 2, ("c", 0) -> 3))
+      }
+    }
+  }
+
+  test("cleaning keeps to the bases of its own line, and what is gone is forgotten") {
+    withTempDir { dir =>
+      val settings = Map("spark.sql.streaming.minBatchesToRetain" -> "2")
+      withProvider(dir.toString, settings = settings) { provider =>
+        (0 until 6).foreach(version => commit(provider, version)(("all", 0) -> version, ("own", version) -> version))
+        // As of a run that was given up, and wrote no ids.
+        Files.write(new File(files(dir.toString), "3.qbase").toPath, Array[Byte](1, 2, 3))
+        provider.doMaintenance()
+      }
+      withProvider(dir.toString, settings = settings ++ often) { provider =>
+        assert(rowsOf(provider, 6).size == 7)
+        (6 until 60).foreach { version =>
+          commit(provider, version)(("all", 0) -> version)
+          provider.doMaintenance()
+        }
+        Seq("line", "basesOfLine").foreach { name =>
+          val field = classOf[QuireStateStoreProvider].getDeclaredField(name)
+          field.setAccessible(true)
+          assert(field.get(provider).asInstanceOf[Vector[_]].size < 10)
+        }
+        assert(files(dir.toString).list().length < 40)
+        assert(rowsOf(provider, 60).size == 7)
+      }
+    }
+  }
+
+  test("a change feed names the file that it lacks") {
+    withTempDir { dir =>
+      withProvider(dir.toString) { provider =>
+        (0 until 4).foreach(version => commit(provider, version)(("a", version) -> version))
+        val gone = file(dir.toString, 2, "qdelta")
+        assert(gone.delete())
+        val error = intercept[Exception](provider.getStateStoreChangeDataReader(1, 4, None, None))
+        assert(messages(error).contains(gone.getName))
+      }
+    }
+  }
+
   test("more stores load at once than there are threads to read ahead") {
     withTempDir { dir =>
       commitMany(dir.toString, 20, Map.empty)
