@@ -82,7 +82,9 @@ class Jvm:
     """A JVM that does what it is asked, one after the other, until it is killed or closed."""
 
     def __init__(self, command, log, fault=None):
-        environment = {name: value for name, value in os.environ.items() if name != "QUIRE_FAULT"}
+        # Its options are all in the command: an archive of its own goes with no other.
+        not_for_it = ("QUIRE_FAULT", "JAVA_TOOL_OPTIONS")
+        environment = {name: value for name, value in os.environ.items() if name not in not_for_it}
         self._log = log
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
