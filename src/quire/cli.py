@@ -44,7 +44,7 @@ def command(arguments: Sequence[str]) -> int:
         "demo", help="run a streaming query on local Spark with its state in Quire, kill it, and lose nothing"
     )
     demo.add_argument("--batches", type=int, default=8, help="how many batches of clicks to count (default 8)")
-    demo.add_argument("--clicks", type=int, default=180_000, help="clicks in a batch (default 180000)")
+    demo.add_argument("--clicks", type=int, default=120_000, help="clicks in a batch (default 120000)")
     demo.add_argument("--checkpoint", type=Path, help="keep the checkpoint in this folder; default: a temporary one")
     commands.add_parser("bench", help="run the benchmarks; quire bench --help says more", add_help=False)
     jar = commands.add_parser("jar", help="build the jar for a Spark, if it is not there yet, and print its path")
