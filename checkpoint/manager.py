@@ -369,6 +369,11 @@ class Manager:
         """The same with its id, if it has one."""
         return self._loaded().pin.version
 
+    @property
+    def repaired(self) -> bool:
+        """Whether loading passed over damaged bases, which ``maintain()`` has yet to remove."""
+        return bool(self._loaded().damaged)
+
     def _loaded(self) -> "State":
         self._check_open()
         if self._state is None:
@@ -389,8 +394,8 @@ class Manager:
         """The state of a version (None: of the newest; in a new folder it is empty) to change and commit.
 
         What was loaded before can be committed no more, and a base that is being written is cancelled. Damage raises
-        ``CorruptError`` with the file's name; repair: pass over a damaged base for an older one. path, limit: of the
-        arena, which must be a new file; None: in memory.
+        ``CorruptError`` with the file's name; repair: pass over a damaged base for an older one, and have the next
+        ``maintain()`` remove it. path, limit: of the arena, which must be a new file; None: in memory.
         """
         self._check_open()
         self._end_job(cancel=True)
@@ -413,12 +418,12 @@ class Manager:
             kind = None if commit is None else self._store.header(commit).kind
             mode = self._make_mode(loaded, kind, self._extent_target)
             flags = 0 if header is None else header.flags
-            self._state = State(pm, Pin(line.version, pm.snapshot()), mode, flags, self._ids)
+            self._state = State(pm, Pin(line.version, pm.snapshot()), mode, flags, self._ids, set(loaded.damaged))
         except BaseException:
             pm.close()
             raise
-        # Where versions have ids, those of another line are nobody's business but cleaning's.
-        self._state.newer = not self._state.next.id and loaded.listing.reaches_beyond(line.version)
+        # Who gives ids has others beside it, whose lines are nobody's business but cleaning's.
+        self._state.newer = not self._ids and loaded.listing.reaches_beyond(line.version)
         self._last_base = line.base.version.number if line.base else 0
         fault.point("load.done")
         return pm
@@ -428,7 +433,7 @@ class Manager:
         with loaded.state as source:
             if loaded.log is not None:
                 loaded.log.close()
-            pm = PageManager(path, limit, source.page_size)
+            pm = _new_arena(path, limit, source.page_size)
             try:
                 if source.sets():
                     image = bytearray()
@@ -438,13 +443,14 @@ class Manager:
             except BaseException:
                 pm.close()
                 raise
-        return Loaded(pm, loaded.line)
+        return Loaded(pm, loaded.line, listing=loaded.listing, damaged=loaded.damaged)
 
     def begin(
         self, number: int, path: str | os.PathLike[str] | None = None, limit: int | str | None = None
     ) -> PageManager:
         """An empty state that counts as the version of this number, in place of ``load()``. path, limit: as there."""
-        pm = PageManager(path, limit)
+        _whole("number", number, 0)
+        pm = _new_arena(path, limit)
         try:
             if number > 0:
                 self.write_version(pm, number)
@@ -607,6 +613,8 @@ class Manager:
                 return self._job
             self._end_job(cancel=False)
         pin = state.pin.share()
+        # Of now: a commit made while the base is written starts from here, and cleaning comes after both.
+        start = state.mode.start
         due = state.mode.writes_bases and pin.version.number - self._last_base >= self._bases_every
         # The pages of others may start from the version that was loaded, and a base of it would have other ones.
         due = due and not (pin.version == state.loaded and pin.epoch == state.origin != 0)
@@ -617,7 +625,7 @@ class Manager:
                 job.check()
                 if due:
                     self._write_base(job, pin, page_bytes, state)
-                self._clean(job, pin.version, state.mode.start)
+                self._clean(job, pin.version, start, state.damaged)
             except BaseException as error:
                 if background and not isinstance(error, CancelledError):
                     log.warning("maintenance of %s failed, and will be tried again: %s", self._store.location, error)
@@ -658,25 +666,30 @@ class Manager:
         file = BaseFile(self._storage, self._folder, name, header, sum(counted_keys(pin.snapshot)), mapped)
         self._service.write_base(job, file, pin.snapshot)
         state.mode.base_written(pin.version.number, pin.epoch)
+        state.damaged.discard(pin.version)
         with self._lock:
             self._last_base = max(self._last_base, pin.version.number)
 
-    def _clean(self, job: Job, latest: Version, start: int | None) -> None:
+    def _clean(self, job: Job, latest: Version, start: int | None, damaged: set[Version]) -> None:
         """Removes what no version from ``latest - retain`` on needs, and what writers left that did not finish.
 
-        start: a version that the next commit may start from. Parts without a base may be somebody's work in progress
-        while they are not older than the newest base.
+        start: a version that the next commit may start from. damaged: versions whose bases nobody can rely on, and
+        which go: others, who do not know, might. Parts without a base may be somebody's work in progress while they are
+        not older than the newest base.
         """
         listing = self._listing()
         if not listing.files:
             return
         listing.needs = self._needs
+        bases = listing.bases
+        listing.bases = {version: base for version, base in bases.items() if version not in damaged}
         earliest = min(latest.number - self._retain, latest.number if start is None else start)
         kept = list(itertools.takewhile(lambda v: v.number >= earliest, self._store.ancestors(listing, latest)))
         first = min((self._first_needed(listing, version) for version in kept), default=0)
         newest = max((version.number for version in kept if version in listing.bases), default=first)
-        gone = [file.path for file in listing.files if file.version.number < first]
-        older = [base for base in listing.bases.values() if first <= base.version.number < newest]
+        gone = [bases[version].path for version in damaged & bases.keys()]
+        gone += [file.path for file in listing.files if file.version.number < first and file.path not in gone]
+        older = [base for base in bases.values() if first <= base.version.number < newest]
         gone += self._strays(listing, older, newest)
         hidden = self._hidden()
         for name in sorted(hidden):
@@ -687,6 +700,7 @@ class Manager:
             job.check()
             fault.point("clean.delete")
             self._remove(path, hidden)
+        damaged.clear()
         fault.point("clean.done")
 
     def _first_needed(self, listing: Listing, version: Version) -> int:
@@ -732,9 +746,12 @@ class State:
     next      the version that the next commit makes, however many attempts it takes.
     newer     versions after the one loaded were there at the time.
     attempts  digests of what was written for the next version by commits that failed.
+    damaged   versions whose bases loading had to pass over, as long as they are there.
     """
 
-    def __init__(self, pm: PageManager, pin: Pin, mode: Mode, flags: int, ids: bool) -> None:
+    def __init__(
+        self, pm: PageManager, pin: Pin, mode: Mode, flags: int, ids: bool, damaged: set[Version] | None = None
+    ) -> None:
         self.pm = pm
         self.pin = pin
         self.mode = mode
@@ -744,6 +761,7 @@ class State:
         self.next = self._after(pin.version)
         self.newer = False
         self.attempts: set[bytes] = set()
+        self.damaged = damaged or set()
 
     def follow(self, pin: Pin) -> None:
         """Goes on from the next version."""
@@ -754,6 +772,17 @@ class State:
 
     def _after(self, version: Version) -> Version:
         return Version(version.number + 1, str(uuid.uuid4()) if self.ids else "")
+
+
+def _new_arena(
+    path: str | os.PathLike[str] | None, limit: int | str | None, page_size: int | None = None
+) -> PageManager:
+    """An arena with nothing in it: what it held would be taken for a part of the checkpoint's state, and is in none."""
+    pm = PageManager(path, limit, page_size)
+    if names := sorted(pm.sets()):
+        pm.close()
+        raise InvalidError(f"path {os.fspath(path or '')!r} is an arena that holds {', '.join(names)}: give a new file")
+    return pm
 
 
 def _whole(name: str, value: Any, least: int) -> int:

@@ -59,6 +59,8 @@ INTERNAL_PREFIX = "$"
 # state/<operator>/<partition>/<store>; the default store has no folder of its own.
 STATE_FOLDER = "state"
 STATE_DEPTH = 3
+VERSION_DIGITS_MAX = 18  # longer numbers are nobody's version
+UNKNOWN = -1  # operator and partition of a folder that does not tell whose it is
 # quire/<operator>/: a checkpoint of its own for each operator in Python, with what it is (statestore/stateful.py).
 OPERATORS_FOLDER = "quire"
 MANIFEST = "operator.json"
@@ -94,9 +96,9 @@ class Version:
     def parse(text: str) -> "Version":
         """The version that a file of this name, but for the suffix, holds."""
         number, _, id = text.partition("_")
-        if not number.isdecimal():
+        if not number.isdecimal() or len(number) > VERSION_DIGITS_MAX:
             raise InvalidError(
-                f"{text!r} is no version: give a number, or one with its id as in the names of the files"
+                f"{text[:40]!r} is no version: give a number, or one with its id as in the names of the files"
             )
         return Version(int(number), id)
 
@@ -164,6 +166,7 @@ class Loaded:
     origin  the number of the version whose pages it still has where nothing changed: of a base or of pages; 0: none.
     log     the log that it can go on with, if the last files were logs, of which it knows what was before.
     listing the files that there were.
+    damaged the versions whose bases were passed over, since they are damaged.
     """
 
     state: PageManager
@@ -171,6 +174,7 @@ class Loaded:
     origin: int = 0
     log: cec.Log | None = None
     listing: "Listing" = field(default_factory=lambda: Listing([], []))
+    damaged: tuple[Version, ...] = ()
 
 
 class Listing:
@@ -503,7 +507,12 @@ class Store:
                 found = True
                 yield Line(version, None, tuple(reversed(deltas)), logs=True)
             behind_pages = needs.kind == FileKind.PAGES
-            at = self._start_of_pages(listing, at, needs.since) if behind_pages else self._parent(listing, file)
+            try:
+                at = self._start_of_pages(listing, at, needs.since) if behind_pages else self._parent(listing, file)
+            except NotFoundError:
+                if found:
+                    return
+                raise
 
     def _start_of_pages(self, listing: Listing, at: Version, since: int) -> Version:
         """The version of a line that pages start from."""
@@ -750,14 +759,20 @@ class Store:
     def _load(self, version: int | None, id: str | None, repair: bool, extent_target: float) -> Loaded:
         listing = self.listing()
         failure: QuireError | None = None
+        damaged: list[Version] = []
         try:
             for line in self.lines_in(listing, self._resolve(listing, version, id)):
                 try:
-                    return self._follow(listing, line, extent_target)
+                    loaded = self._follow(listing, line, extent_target)
+                    loaded.damaged = tuple(damaged)
+                    return loaded
                 except (CorruptError, VersionError) as error:
                     if not repair:
                         raise
                     failure = failure or error
+                    # Another version's reader may make something of what this one does not know.
+                    if line.base is not None and isinstance(error, CorruptError):
+                        damaged.append(line.base.version)
         except (CorruptError, VersionError, NotFoundError) as error:
             if failure is None:
                 raise
@@ -997,8 +1012,18 @@ class Checkpoint:
             written = " and ".join(sorted({OTHER_PROVIDERS[suffix] for suffix in others & OTHER_PROVIDERS.keys()}))
             hint = f"its files are those of {written}" if written else "give the checkpoint's folder of a query"
             raise NotFoundError(f"{self.location} holds no state that Quire wrote: {hint}")
-        stores = [Store(self._storage, path, _place(path, root), step) for path in folders]
+        stores = [Store(self._storage, path, self._known(path, root), step) for path in folders]
         return sorted([*stores, *steps], key=lambda store: (store.step, store.id))
+
+    def _known(self, path: str, root: str) -> StoreId | None:
+        """Whose state a folder holds. One that nothing can be read of must not keep others from being looked at."""
+        placed = _place(path, root)
+        if placed is None and path != root:
+            try:
+                return Store(self._storage, path).id
+            except (CorruptError, VersionError):
+                return StoreId(UNKNOWN, UNKNOWN, path.removeprefix(root).strip("/"))
+        return placed
 
     def _steps(self, root: str) -> list[Store]:
         """The stores of Python's operators in a query's checkpoint."""

@@ -447,6 +447,8 @@ int quire_view_changed(const quire_view *view, uint32_t since,
         changed_walk walk = {view, since, visit, context, which << 31, table->page_limit};
         if (entry_frame(table->root) != 0) {
             QUIRE_TRY(changed_below(&walk, table->root, table->depth, 0));
+        } else if (table->depth == 0 && table->page_limit != 0) {
+            QUIRE_TRY(visit(context, walk.table_bit, false)); /* the root is the only page itself, and free */
         }
     }
     return QUIRE_OK;

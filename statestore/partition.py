@@ -207,7 +207,9 @@ class Partition:
         self.measured.keys = sum(counted_keys(pm))
         stats = pm.stats()
         self.measured.bytes = (stats.frames_used + stats.frames_dirty) * stats.page_bytes
-        if (version.number + self._partition) % self._place.bases_every == 0:
+        if self._manager.repaired:
+            self._manager.maintain()  # by who knows what is damaged
+        elif (version.number + self._partition) % self._place.bases_every == 0:
             self._maintain(version)
 
     def _maintain(self, version: Version) -> None:

@@ -898,3 +898,130 @@ def test_a_log_behind_a_delta_behind_logs_knows_what_was_before(tmp_path, restar
             checkpoint.maintain().wait()
         with checkpoint.store.load() as state:
             assert dict(state.map("users").items()) == model
+
+
+@pytest.mark.parametrize("mode", ["delta", "pages", "cec", "auto"])
+def test_a_state_moved_to_an_arena_of_its_own_is_gone_on_from_like_any(tmp_path, mode):
+    """load(limit=) copies what was loaded; the log of mode cec does not come along, and must not be taken to."""
+    model = {}
+    for number in range(12):
+        with (
+            Manager(str(tmp_path), mode=mode, retain=1, bases_every=3) as checkpoint,
+            checkpoint.load(limit="64m") as pm,
+        ):
+            pm.map("users")[b"%d" % number] = model[b"%d" % number] = b"x" * number
+            checkpoint.commit(pm)
+            checkpoint.maintain().wait()
+        with checkpoint.store.load() as state:
+            assert dict(state.map("users").items()) == model
+
+
+def test_going_back_into_an_arena_of_its_own_removes_what_came_after(tmp_path):
+    with Manager(str(tmp_path)) as checkpoint:
+        with checkpoint.load() as pm:
+            for number in range(5):
+                pm.map("users")[b"%d" % number] = b""
+                checkpoint.commit(pm)
+        with checkpoint.load(3, limit="64m") as pm:
+            assert checkpoint.commit(pm) == 4
+        with checkpoint.load() as pm:
+            assert checkpoint.version == 4 and set(pm.map("users")) == {b"0", b"1", b"2"}
+
+
+@pytest.mark.parametrize("later", [{"bases_every": 10}, {"mode": "cec"}, {"bases_every": 50}], ids=str)
+def test_what_lies_behind_a_damaged_base_is_kept(tmp_path, later):
+    with Manager(str(tmp_path), bases_every=10) as checkpoint, checkpoint.load() as pm:
+        for number in range(1, 26):
+            pm.map("users")[b"%d" % number] = b"x" * number
+            checkpoint.commit(pm)
+            checkpoint.maintain().wait()
+    base = tmp_path / "state/0/0/20.qbase"
+    data = bytearray(base.read_bytes())
+    data[len(data) // 2] ^= 1
+    base.write_bytes(data)
+    with Manager(str(tmp_path), retain=1, **later) as checkpoint, checkpoint.load(repair=True) as pm:
+        checkpoint.maintain().wait()
+        pm.map("users")[b"26"] = b""
+        checkpoint.commit(pm)
+        checkpoint.maintain().wait()
+    for version in (25, 26):
+        with Manager(str(tmp_path)) as checkpoint, checkpoint.load(version, repair=True) as pm:
+            assert len(pm.map("users")) == version
+
+
+@pytest.mark.parametrize("mode", ["pages", "auto"])
+def test_cleaning_keeps_what_a_commit_beside_the_base_starts_from(tmp_path, mode):
+    """Versions that changed nothing have bases, but pages go on to start from the last that did."""
+    going, written = threading.Event(), threading.Event()
+
+    def progress(done, total):
+        written.set()
+        going.wait()
+
+    with Manager(str(tmp_path), mode=mode, bases_every=1, retain=1) as checkpoint, checkpoint.load() as pm:
+        for number in range(10):
+            pm.map("users")[b"%d" % number] = b"x" * number
+            checkpoint.commit(pm)
+            checkpoint.maintain().wait()
+        for _ in range(5):
+            checkpoint.commit(pm)
+            checkpoint.maintain().wait()
+        checkpoint.commit(pm)
+        job = checkpoint.maintain(background=True, progress=progress)
+        try:
+            assert written.wait(60)
+            pm.map("users")[b"new"] = b""
+            checkpoint.commit(pm)
+        finally:
+            going.set()
+        job.wait()
+    with checkpoint.store.load() as state:
+        assert len(state.map("users")) == 11
+
+
+@pytest.mark.parametrize("mode", ["pages", "auto"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_raw_pages_that_were_freed_stay_free(tmp_path, mode, count):
+    """The only page of a set is the root of its table, which has no node to tell that it is free."""
+    with Manager(str(tmp_path), mode=mode) as checkpoint, checkpoint.load() as pm:
+        raw = pm.raw("r")
+        pages = [raw.alloc() for _ in range(count)]
+        checkpoint.commit(pm)
+        for page in pages:
+            raw.free(page)
+        checkpoint.commit(pm)
+    with checkpoint.store.load() as state:
+        assert list(state.raw("r").ids()) == []
+        state.check()
+        assert state.raw("r").alloc() in pages
+
+
+@pytest.mark.parametrize("start", ["load", "begin"])
+def test_an_arena_that_holds_something_is_refused(tmp_path, start):
+    path = tmp_path / "there.arena"
+    with quire.PageManager(path) as pm:
+        pm.map("users")[b"old"] = b"1"
+        pm.commit()
+    refused = pytest.raises(quire.InvalidError, match=r"there\.arena.* holds users: give a new file")
+    with Manager(str(tmp_path / "checkpoint")) as checkpoint, refused:
+        checkpoint.load(path=path) if start == "load" else checkpoint.begin(0, path=path)
+    with quire.PageManager(path) as pm:
+        assert pm.map("users")[b"old"] == b"1"
+
+
+def test_going_back_where_versions_have_ids(tmp_path):
+    with Manager(str(tmp_path), ids=True) as checkpoint, checkpoint.load() as pm:
+        for number in range(4):
+            pm.map("users")[b"k"] = b"%d" % number
+            checkpoint.commit(pm)
+    with Manager(str(tmp_path)) as checkpoint, checkpoint.load(1) as pm:
+        pm.map("users")[b"k"] = b"corrected"
+        assert checkpoint.commit(pm) == 2
+    with Manager(str(tmp_path)) as checkpoint, checkpoint.load() as pm:
+        assert (checkpoint.version, pm.map("users")[b"k"]) == (2, b"corrected")
+
+
+@pytest.mark.parametrize("number", ["x", None, -1, 1.5])
+def test_a_beginning_has_a_whole_number(tmp_path, number):
+    with Manager(str(tmp_path)) as checkpoint, pytest.raises(quire.InvalidError, match="number"):
+        checkpoint.begin(number)
