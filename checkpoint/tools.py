@@ -291,12 +291,23 @@ class Examination:
             if file in self._seen:
                 continue
             lines: list[Line] = []
-            with contextlib.suppress(NotFoundError, *DAMAGE):
-                lines = list(self._store.lines_in(listing, file.version))
+            with contextlib.suppress(*DAMAGE):
+                try:
+                    lines = list(self._store.lines_in(listing, file.version))
+                except NotFoundError as error:
+                    self._note_hole(listing, file, error)
             if lines and file in lines[-1].files:
                 self._replay(lines[-1], listing)
             else:
                 self._look_at(file)
+
+    def _note_hole(self, listing: Listing, file: StoredFile, error: NotFoundError) -> None:
+        """Cleaning removes the oldest first: what is missing between others was removed by somebody else."""
+        with contextlib.suppress(NotFoundError):  # of a query that goes on
+            *_, missing = self._store.ancestors(listing, file.version)
+            if listing.files[0].version.number < missing.number:
+                with self._noting():
+                    raise CorruptError(str(error))
 
     def _noting(self) -> contextlib.AbstractContextManager[None]:
         return noting(self._verdict.problems, self._damage)

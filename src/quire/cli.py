@@ -9,6 +9,9 @@ from typing import Any
 
 import quire
 
+# As the shell tells of a program that the signal of a closed pipe has ended.
+ENDED_BY_PIPE = 128 + 13
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and gives the exit code.
@@ -18,13 +21,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     SystemExit: 2
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # closed by whoever started this
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115, for the whole of the program
     try:
         code = command(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read the output has seen enough; nothing may be written at the end either.
+    except OSError as error:
+        # Nothing may be written at the end either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        if isinstance(error, BrokenPipeError):
+            return ENDED_BY_PIPE  # whoever read the output has seen enough
+        print(f"quire: {error}", file=sys.stderr)
+        return 2
     return code
 
 

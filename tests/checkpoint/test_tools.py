@@ -6,6 +6,7 @@ import json
 import random
 import re
 import struct
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -484,3 +485,54 @@ def test_tools_on_a_file_system_of_pyarrow(folder, capsys):
     assert tools.dump("/", version="1", storage=local, limit=2) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 4 + 2
     assert Checkpoint("/", local).store().resolve() == Version(7)
+
+
+# ------------------------------------------------------------------------------------------------ once wrong
+
+
+def committed(folder, count, **options):
+    with Manager(str(folder), **options) as checkpoint, checkpoint.load() as pm:
+        for _ in range(count):
+            pm.map("users")[b"%d" % checkpoint.version] = b"x"
+            checkpoint.commit(pm)
+            checkpoint.maintain().wait()
+
+
+def test_verify_of_all_names_a_hole_between_files(tmp_path, run):
+    committed(tmp_path, 7, bases_every=6)
+    (tmp_path / "state/0/0/4.qdelta").unlink()
+    assert run("verify", tmp_path)[0] == 0  # the newest version needs none of them
+    code, out, _ = run("verify", "--all", tmp_path)
+    assert code == 1 and "4.qdelta is not there" in out
+
+
+def test_verify_of_all_takes_pages_whose_start_is_gone_where_a_base_serves(tmp_path, run):
+    for mode, count in (("delta", 3), ("pages", 2)):
+        committed(tmp_path, count, mode=mode, ids=True, retain=1, bases_every=2)
+    assert run("verify", tmp_path)[0] == 0
+    assert run("verify", "--all", tmp_path)[0] == 0
+
+
+def test_a_folder_that_is_no_store_hides_nothing_of_the_others(tmp_path, run):
+    committed(tmp_path, 3)
+    (tmp_path / "state/0/backup").mkdir()
+    (tmp_path / "state/0/backup/1.qdelta").write_bytes(b"rubbish")
+    damaged = tmp_path / "state/0/0/2.qdelta"
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    code, out, _ = run("verify", "--all", tmp_path)
+    assert code == 1 and "0/0/2.qdelta" in out and "backup/1.qdelta" in out
+    assert json.loads(run("inspect", "--json", tmp_path)[1])
+    assert run("dump", tmp_path, "--operator", 0, "--partition", 0, "--version", 1)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "dump"])
+def test_output_that_cannot_be_written_is_not_damage(folder, command):
+    start = f"{sys.executable} -m quire {command} {folder}"
+    for redirected, code in (("> /dev/full", 2), (">&-", 0)):
+        done = subprocess.run(f"{start} {redirected}", shell=True, capture_output=True, text=True, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+def test_a_number_of_too_many_digits_is_no_version(folder, run):
+    code, _, err = run("dump", folder, "--version", "1" * 5000)
+    assert code == 2 and "is no version" in err and len(err) < 300
