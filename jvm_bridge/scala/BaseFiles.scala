@@ -4,6 +4,7 @@ import java.io.IOException
 import java.nio.{ByteBuffer, ByteOrder}
 import java.nio.charset.StandardCharsets.UTF_8
 import java.util.UUID
+import java.util.concurrent.ConcurrentLinkedQueue
 
 import scala.util.control.NonFatal
 
@@ -125,12 +126,13 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
   private def inLine(snap: Long, urgent: Boolean, check: () => Unit)(write: Array[Byte] => Unit): Unit = {
     val line = new IoService.Line(urgent)
     try {
-      val pieces = new Pieces({ piece =>
+      new Pieces({ (piece, done) =>
         check()
-        line.add(piece.length)(write(piece))
-      })
-      Native.imageWrite(snap, pieces)
-      pieces.end()
+        line.add(piece.length) {
+          write(piece)
+          done()
+        }
+      }).cut(snap, urgent)
     } finally {
       line.settle() // before the stream is closed
     }
@@ -148,19 +150,21 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
     val open = new scala.collection.mutable.ArrayBuffer[PartWriter]()
     var done = false
     try {
-      names.foreach(name => open += new PartWriter(files, new Path(files.folder, name), header, urgent))
+      names.foreach { name =>
+        open += new PartWriter(files, new Path(files.folder, name), urgent)
+        open.last.begin(header)
+      }
       var count = 0
       var bytes = 0L
-      val pieces = new Pieces({ piece =>
+      new Pieces({ (piece, done) =>
         check()
-        open(count % open.size).add(piece)
+        open(count % open.size).add(piece, done)
         count += 1
         bytes += piece.length
-      })
-      Native.imageWrite(snap, pieces)
-      pieces.end()
+      }).cut(snap, urgent)
       open.foreach(_.await())
-      IoService.all(urgent)(open.toSeq.map(part => () => part.end()))
+      // Not at a low priority: file systems start threads of their own here, which would inherit it and serve commits.
+      IoService.all(urgent = true)(open.toSeq.map(part => () => part.end()))
       check()
       done = true
       (bytes, open.toSeq.map(_.written))
@@ -275,39 +279,50 @@ private[spark] object BaseFiles {
   /** Where the bytes of an image go. */
   private case class Room(image: Long, address: Long)
 
-  /** Gathers the small writes of an image into pieces. */
-  private final class Pieces(take: Array[Byte] => Unit) extends ByteSink {
-    private var piece = new Array[Byte](pieceBytes)
+  /**
+   * Cuts an image into pieces. Whoever takes one says when it is done with it: a piece is so large
+   * that a new array for each would keep the collector of garbage busy.
+   */
+  private final class Pieces(take: (Array[Byte], () => Unit) => Unit) extends ByteSink {
+    private val bytesOfOne = pieceBytes
+    private val spare = new ConcurrentLinkedQueue[Array[Byte]]()
+    private var piece = new Array[Byte](bytesOfOne)
     private var count = 0
+
+    def cut(snap: Long, urgent: Boolean): Unit = IoService.apart(urgent) {
+      Native.imageWrite(snap, this)
+      if (count > 0) take(java.util.Arrays.copyOf(piece, count), () => ())
+    }
 
     override def write(address: Long, bytes: Long): Unit = {
       var done = 0L
       while (done < bytes) {
-        val some = math.min(bytes - done, pieceBytes - count).toInt
+        val some = math.min(bytes - done, bytesOfOne - count).toInt
         Platform.copyMemory(null, address + done, piece, Platform.BYTE_ARRAY_OFFSET + count, some)
         count += some
         done += some
-        if (count == pieceBytes) {
-          take(piece)
-          piece = new Array[Byte](pieceBytes)
+        if (count == bytesOfOne) {
+          val full = piece
+          take(full, () => spare.add(full))
+          piece = Option(spare.poll()).getOrElse(new Array[Byte](bytesOfOne))
           count = 0
         }
       }
     }
-
-    def end(): Unit = if (count > 0) take(java.util.Arrays.copyOf(piece, count))
   }
 
   /** One part: packed and written by the service's threads. */
-  private final class PartWriter(files: CheckpointFiles, path: Path, header: Array[Byte], urgent: Boolean) {
+  private final class PartWriter(files: CheckpointFiles, path: Path, urgent: Boolean) {
     private val out = files.create(path)
     private val file = new FrameWriter(out, files.codec())
     private val line = new IoService.Line(urgent)
-    line.add(header.length)(file.raw(header))
 
-    def add(piece: Array[Byte]): Unit = line.add(piece.length) {
+    def begin(header: Array[Byte]): Unit = line.add(header.length)(file.raw(header))
+
+    def add(piece: Array[Byte], done: () => Unit): Unit = line.add(piece.length) {
       Fault.point("part.piece")
       file.frame(FrameKinds.Image, piece)
+      done()
     }
     def await(): Unit = line.await()
 

@@ -13,14 +13,16 @@ import java.util.concurrent.locks.LockSupport
  */
 private[spark] object IoService {
   private val Threads = 4
-  /** Bytes that may wait to be written, of all bases of a kind together. */
+  /** Bytes that may wait to be written: of all bases that somebody waits for, and of all others. */
   private val WindowBytes = 64 << 20
+  private val BackgroundWindowBytes = 16 << 20
   /** A piece is not held back longer than this, however many commits there are. */
   private val GiveWayNanosMax = 200L * 1000000
 
   /** For work that somebody waits for. */
   private lazy val pool = Executors.newFixedThreadPool(Threads, threads("quire-io", identity))
   private lazy val background = Executors.newFixedThreadPool(Threads, threads("quire-base", lowered))
+  private val apartThreads = threads("quire-base-pages", lowered)
 
   private def threads(name: String, as: Runnable => Runnable): ThreadFactory = new ThreadFactory {
     private val count = new AtomicInteger
@@ -39,7 +41,7 @@ private[spark] object IoService {
   }
 
   /** Nobody who waits is to wait for the background's bytes. */
-  private val windows = Map(true -> new Semaphore(WindowBytes), false -> new Semaphore(WindowBytes))
+  private val windows = Map(true -> new Semaphore(WindowBytes), false -> new Semaphore(BackgroundWindowBytes))
   private val commits = new AtomicInteger
 
   /** A commit, which bases give way to. */
@@ -64,11 +66,13 @@ private[spark] object IoService {
    * Runs all at once and waits for them; the first failure is thrown when they have ended. An
    * interrupt waits, too: they use memory that is freed afterwards.
    */
-  def all(urgent: Boolean)(works: Seq[() => Unit]): Unit = {
+  def all(urgent: Boolean)(works: Seq[() => Unit]): Unit = all(poolFor(urgent))(works)
+
+  private def all(runner: Executor)(works: Seq[() => Unit]): Unit = {
     val failure = new AtomicReference[Throwable]
     val left = new CountDownLatch(works.size)
     works.foreach { work =>
-      poolFor(urgent).execute { () =>
+      runner.execute { () =>
         try work() catch { case e: Throwable => failure.compareAndSet(null, e) } finally left.countDown()
       }
     }
@@ -79,6 +83,13 @@ private[spark] object IoService {
     if (interrupted) Thread.currentThread().interrupt()
     if (failure.get() != null) throw failure.get()
   }
+
+  /**
+   * Runs work that may wait for other work of these threads, and waits for it: at a low priority,
+   * and so in a thread of its own (a priority cannot be raised again), unless somebody waits for it.
+   */
+  def apart(urgent: Boolean)(work: => Unit): Unit =
+    if (urgent) work else all(apartThreads.newThread(_).start())(Seq(() => work))
 
   /**
    * Work that is done piece by piece, in the order in which it came, by one thread at a time. A
@@ -92,7 +103,8 @@ private[spark] object IoService {
 
     /** Adds a piece that keeps so many bytes in memory; waits while too many do. */
     def add(bytes: Int)(piece: => Unit): Unit = {
-      val counted = math.min(bytes, WindowBytes)
+      check()
+      val counted = math.min(bytes, if (urgent) WindowBytes else BackgroundWindowBytes)
       while (!window.tryAcquire(counted, 100, TimeUnit.MILLISECONDS)) check()
       pieces.add((counted, () => piece))
       if (waiting.getAndIncrement() == 0) poolFor(urgent).execute(() => run())
@@ -114,7 +126,14 @@ private[spark] object IoService {
     def check(): Unit = if (failure.get() != null) throw failure.get()
 
     /** Waits until everything that was added is done, or has failed. */
-    def settle(): Unit = while (waiting.get() > 0) LockSupport.parkNanos(200000)
+    def settle(): Unit = {
+      var interrupted = false
+      while (waiting.get() > 0) {
+        interrupted |= Thread.interrupted() // or it would not park
+        LockSupport.parkNanos(200000)
+      }
+      if (interrupted) Thread.currentThread().interrupt()
+    }
 
     /** The same, and throws what failed. */
     def await(): Unit = {

@@ -55,6 +55,8 @@ class QuireStateStoreProvider
   private var line: Vector[Version] = Vector.empty
   /** The versions of that line that have a base, the oldest first. */
   private var basesOfLine: Vector[Version] = Vector.empty
+  /** Those that loading had to pass over. */
+  private var damagedBases: Set[Version] = Set.empty
   /** The version that the arena was loaded with; those after it were committed here. */
   private var loadedNumber = 0L
   /** The versions of that line whose very pages the checkpoint can give back, and their epochs here. */
@@ -485,6 +487,7 @@ class QuireStateStoreProvider
     current = loaded.version
     line = loaded.line
     basesOfLine = loaded.base.toVector
+    damagedBases = loaded.damaged
     pagePoints = loaded.pagePoints
     infos.clear()
     loaded.info.foreach { case (version, info) => infos.put(version, info) }
@@ -698,8 +701,10 @@ class QuireStateStoreProvider
     }
   }
 
-  private def baseIsThere(version: Version): Unit =
-    if (line.contains(version)) basesOfLine = (basesOfLine :+ version).sortBy(_.number)
+  private def baseIsThere(version: Version): Unit = if (line.contains(version)) {
+    basesOfLine = (basesOfLine :+ version).sortBy(_.number)
+    damagedBases -= version
+  }
 
   private def committed(
       store: QuireWriteStore,
@@ -836,7 +841,15 @@ class QuireStateStoreProvider
 
   /** Writes the current version whole, from a pin, beside whatever the writer does. */
   private def writeBase(urgent: Boolean): Unit = {
-    val pinned = synchronized(if (closed || arena == null) None else Some(pinCurrent()))
+    val pinned = synchronized {
+      if (closed || arena == null) None else Some(pinCurrent()).filter { pinned =>
+        // The pages of a version that was gone back to have another name by now than those that its
+        // file gives, and the next commit may start from these.
+        val isAsWritten = pagePoints.get(pinned.version).forall(_ == Native.snapEpoch(pinned.snap))
+        if (!isAsWritten) pinned.release()
+        isAsWritten
+      }
+    }
     pinned.foreach { pinned =>
       try {
         val started = System.nanoTime()
@@ -864,32 +877,43 @@ class QuireStateStoreProvider
   }
 
   override protected def cleanUp(): Unit = maintaining("removing old files") {
-    val (latest, mine) = synchronized { (current, line) }
+    val (latest, known, damaged) = synchronized { (current, line, damagedBases) }
     if (latest != null && latest.number > storeConf.minVersionsToRetain) {
-      val earliest = latest.number - storeConf.minVersionsToRetain
-      val known = mine.toSet
-      val folder = look()
-      // Behind a base nothing is needed, unless what came after it reaches back beyond it.
-      val bases = folder.bases.filter { base =>
-        base.number <= earliest && known.contains(base)
-      }.filterNot { base =>
-        folder.commits.exists { version =>
-          version.number > base.number && (version.id.isEmpty || known.contains(version)) && {
-            val info = folder.info(version)
-            info.kind == FileKinds.Pages && info.since > 0 && info.since < base.number
-          }
+      cleanBefore(latest.number - storeConf.minVersionsToRetain, known, damaged)
+    }
+  }
+
+  /**
+   * Removes what no version from `earliest` on needs.
+   *
+   * @param known   the versions that led to the current one, as far as they are known
+   * @param damaged those whose bases nobody can rely on
+   */
+  private def cleanBefore(earliest: Long, known: Vector[Version], damaged: Set[Version]): Unit = {
+    val folder = look()
+    def hasBase(version: Version): Boolean = folder.bases(version) && !damaged(version)
+    def runOfLogs(version: Version): Option[Vector[Step]] =
+      if (folder.deltas(version)) logRun(version, folder) else None
+    // A provider that was loaded lately knows little of what was before.
+    val line = withThoseBefore(known, folder, version =>
+      version.number <= earliest && (hasBase(version) || runOfLogs(version).isDefined))
+    val mine = line.toSet
+    // Behind a base nothing is needed, unless what came after it reaches back beyond it.
+    val bases = line.filter(version => version.number <= earliest && hasBase(version)).filterNot { base =>
+      folder.commits.exists { version =>
+        version.number > base.number && (version.id.isEmpty || mine(version)) && {
+          val info = folder.info(version)
+          info.kind == FileKinds.Pages && info.since > 0 && info.since < base.number
         }
-      }.map(_.number)
-      // Nor is anything needed behind the extent of a log.
-      val logs = mine.find(_.number == earliest).filter(folder.deltas).flatMap { version =>
-        logRun(version, folder).map(_.head.version.number)
       }
-      (bases ++ logs).maxOption.foreach { first =>
-        val removed = files.clean(first)
-        Fault.point("clean.done")
-        if (removed > 0) logInfo(s"Removed $removed old files of $storeId")
-        forgetBefore(first)
-      }
+    }.map(_.number)
+    // Nor is anything needed behind the extent of a log.
+    val logs = line.find(_.number == earliest).flatMap(runOfLogs).map(_.head.version.number)
+    (bases ++ logs).maxOption.foreach { first =>
+      val removed = files.clean(first)
+      Fault.point("clean.done")
+      if (removed > 0) logInfo(s"Removed $removed old files of $storeId")
+      forgetBefore(first)
     }
   }
 
@@ -898,6 +922,7 @@ class QuireStateStoreProvider
     infos.keySet().removeIf(_.number < first)
     line = line.dropWhile(_.number < first)
     basesOfLine = basesOfLine.dropWhile(_.number < first)
+    damagedBases = damagedBases.filter(_.number >= first)
     val newest = pagePoints.keys.map(_.number).maxOption.getOrElse(0L)
     pagePoints = pagePoints.filter { case (version, _) => version.number >= math.min(first, newest) }
   }
@@ -954,6 +979,7 @@ class QuireStateStoreProvider
         val nanos = System.nanoTime() - started
         logInfo(s"Loaded version $version of $storeId from base $base in ${nanos / 1000000} ms")
         return loaded.copy(
+          damaged = damaged.toSet,
           report = loaded.report.copy(basesRepaired = damaged.size, nanos = nanos))
       } catch {
         case DamagedBase(e) =>
@@ -1013,6 +1039,13 @@ class QuireStateStoreProvider
     }
     line
   }
+
+  /** A line with the versions that led to its first, back to one that will do, as far as there are files of them. */
+  private def withThoseBefore(
+      line: Vector[Version], folder: Folder, willDo: Version => Boolean): Vector[Version] =
+    line.headOption.filter(first => folder.deltas(first) && !line.exists(willDo)).fold(line) { first =>
+      lineTo(first, folder, willDo).init ++ line
+    }
 
   /**
    * What a version is loaded from: back from its file to what that needs, and so on, to a base that
@@ -1182,7 +1215,8 @@ private[spark] object QuireStateStoreProvider {
       base: Option[Version],
       pagePoints: Map[Version, Long],
       report: LoadReport,
-      info: Option[(Version, CommitInfo)] = None) {
+      info: Option[(Version, CommitInfo)] = None,
+      damaged: Set[Version] = Set.empty) {
     def version: Version = line.last
   }
 

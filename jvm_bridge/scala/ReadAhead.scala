@@ -143,8 +143,9 @@ private[spark] object ReadAhead {
       frames.foreach(_.close())
       frames.clear()
       hasEnded = false
-      if (reader != null) reader.close()
-      reader = null
+      val opened = reader
+      reader = null // a close that fails must not leave it to be read from
+      if (opened != null) opened.close()
     }
   }
 }

@@ -496,6 +496,74 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
     }
   }
 
+  Seq("delta", "pages", "cec", "auto").foreach { name =>
+    test(s"old files are removed, too, where no provider lives for long: $name") {
+      withTempDir { dir =>
+        val settings = Map(mode -> name, "spark.sql.streaming.minBatchesToRetain" -> "4",
+          "spark.sql.streaming.stateStore.minDeltasForSnapshot" -> "2")
+        (0 until 60).foreach { version =>
+          withProvider(dir.toString, settings = settings) { provider =>
+            commit(provider, version)(("all", 0) -> version, ("own", version % 3) -> version)
+            provider.doMaintenance()
+          }
+        }
+        assert(files(dir.toString).list().length < 40)
+        (56 to 60).foreach { version =>
+          withProvider(dir.toString, settings = settings) { provider =>
+            val own = (version - 3 until version).map(v => ("own", v % 3) -> v)
+            assert(rowsOf(provider, version) == own.toSet + (("all", 0) -> (version - 1)))
+          }
+        }
+      }
+    }
+  }
+
+  test("what lies behind a damaged base is kept") {
+    withTempDir { dir =>
+      val settings = Map(
+        "spark.sql.streaming.minBatchesToRetain" -> "2",
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot" -> "1",
+        "spark.sql.streaming.stateStore.autoSnapshotRepair.enabled" -> "true",
+        "spark.sql.streaming.stateStore.autoSnapshotRepair.maxChangeFileReplay" -> "100")
+      withProvider(dir.toString, settings = settings) { provider =>
+        (0 until 8).foreach { version =>
+          commit(provider, version, force = version == 2 || version == 5)(("own", version) -> version)
+        }
+      }
+      damage(file(dir.toString, 6, "qbase"))
+      def own(version: Int): Set[((String, Int), Int)] = (0 until version).map(v => ("own", v) -> v).toSet
+      withProvider(dir.toString, settings = settings) { provider =>
+        commit(provider, 8)(("own", 8) -> 8)
+        provider.doMaintenance()
+        assert(bases(dir.toString).exists(_.startsWith("9_")))
+      }
+      (7 to 9).foreach { version =>
+        withProvider(dir.toString, settings = settings)(provider => assert(rowsOf(provider, version) == own(version)))
+      }
+    }
+  }
+
+  test("no base is written of a version that was gone back to, whose pages have a file of their own") {
+    withTempDir { dir =>
+      val settings = often + (mode -> "pages")
+      withProvider(dir.toString, settings = settings) { provider =>
+        commit(provider, 0)(("a", 0) -> 1)
+        commit(provider, 1)(("b", 0) -> 2)
+        val again = provider.getStore(1)
+        // The commit below may have chosen its start already when such a base appears.
+        provider.doMaintenance()
+        assert(bases(dir.toString).isEmpty)
+        put(again, "c", 0, 3)
+        again.commit()
+        provider.doMaintenance()
+        assert(bases(dir.toString).size == 1)
+      }
+      withProvider(dir.toString, settings = settings) { provider =>
+        assert(rowsOf(provider, 2) == Set(("a", 0) -> 1, ("c", 0) -> 3))
+      }
+    }
+  }
+
   test("a change feed names the file that it lacks") {
     withTempDir { dir =>
       withProvider(dir.toString) { provider =>
