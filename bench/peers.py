@@ -138,8 +138,11 @@ class Quire(Peer):
     def open(self) -> None:
         import quire
 
-        self.pm = quire.PageManager(page_size=self.page_size)
+        self.pm = quire.PageManager(self.path(), page_size=self.page_size)
         self.map = self.pm.ordered_map("bench") if self.ordered else self.pm.map("bench")
+
+    def path(self) -> Path | None:
+        return None
 
     def keys_in(self, keys: Bytes) -> Any:
         import pyarrow as pa
@@ -202,6 +205,13 @@ class Quire(Peer):
 
     def close(self) -> None:
         self.pm.close()
+
+
+class QuireFile(Quire):
+    """A file that other processes can open, where the other stores have theirs."""
+
+    def path(self) -> Path | None:
+        return self.folder / "bench.arena"
 
 
 class Lmdb(Peer):
@@ -526,6 +536,7 @@ class SortedDict(Dict):
 
 PEERS: dict[str, type[Peer]] = {
     "quire": Quire,
+    "quire-file": QuireFile,
     "lmdb": Lmdb,
     "rocksdb": RocksDb,
     "sqlite": Sqlite,

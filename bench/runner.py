@@ -74,7 +74,6 @@ QUICK_PEERS: dict[str, tuple[str, ...]] = {
     "spark.transform": ("quire", "rocksdb-changelog"),
     "spark.nexmark": (),
     "spark.nexmark q5": ("quire", "hdfs"),
-    "spark.nexmark q8": ("quire", "hdfs"),
     "spark.commits": (),
     f"spark.commits {spark.HDFS}": ("quire", "hdfs"),
     "spark.few_changes": (),

@@ -25,7 +25,6 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,9 @@ PROVIDERS: dict[str, dict[str, str]] = {
 }
 FOR_SCALE = ("heap-map", "limit-answering", "limit")
 SETTINGS = f"local[2], 2 partitions, heap of {HEAP} at most, Spark's default settings but for docs/benchmarks.md"
-LOCAL, HDFS, HDFS_ALONE, HDFS_NETWORK = "local disk", "HDFS", "HDFS, a full copy alone", "HDFS, 1 Gbit/s a DataNode"
+LOCAL, HDFS = "local disk", "HDFS"
+LOCAL_ALONE, HDFS_ALONE = (f"{place}, a full copy alone" for place in (LOCAL, HDFS))
+HDFS_NETWORK = "HDFS, 1 Gbit/s a DataNode"
 NETWORK_BYTES = 120_000_000  # a second, that a DataNode of HDFS_NETWORK gives
 
 SECONDS_OF_OPERATIONS = 1.5  # for each kind, warm-up included
@@ -134,35 +135,43 @@ def operations(case: Case) -> Iterator[Measurement]:
     return jvm(case, "operations", seconds=seconds, merges=str(case.peer != "hdfs").lower())
 
 
-def query(case: Case) -> Iterator[Measurement]:
-    """spark.aggregation and the other queries over keys: the state has about so many in the end, where they expire
+def shape(case: Case) -> tuple[int, int, int]:
+    """How many rows a batch of a query has, how many batches there are, and how many of them count.
 
-    A batch is half as many rows, so that most batches run on compiled code and a full state; of millions of keys a
-    tenth. Keys of spark.aggregation and spark.transform are drawn, and 70 % of them have come by the twelfth batch.
+    Of a query over keys a batch is half as many rows, so that most batches run on compiled code and a full state; of
+    millions of keys a tenth. Keys of the aggregation and of transform are drawn, and 70 % of them have come by the
+    twelfth batch. A batch of Nexmark's is two seconds of event time; windows are of ten.
     """
-    name = case.benchmark.removeprefix("spark.")
-    if case.size < TINY:
-        rows, batches, measured = case.size // 2, 3, 2
-    elif case.size <= 1_000_000:
-        rows, batches, measured = case.size // 2, 24, 12
-    else:
-        rows, batches, measured = case.size // 10, 12 if name in ("aggregation", "transform") else 16, 4
-    return measured_query(case, name, rows, batches, measured)
+    tiny, many = case.size < TINY, case.size > 1_000_000
+    if case.benchmark == "spark.nexmark":
+        batches = 6 if tiny else 30 if many else 15
+        return case.size // batches, batches, batches // 2
+    if tiny:
+        return case.size // 2, 3, 2
+    if many:
+        drawn = case.benchmark in ("spark.aggregation", "spark.bases", "spark.transform")
+        return case.size // 10, 12 if drawn else 16, 4
+    return case.size // 2, 24, 12
+
+
+def query(case: Case) -> Iterator[Measurement]:
+    """spark.aggregation and the other queries over keys: the state has about so many in the end, where they expire"""
+    return measured_query(case, case.benchmark.removeprefix("spark."))
 
 
 def bases(case: Case) -> Iterator[Measurement]:
     """spark.bases: the same query as spark.aggregation"""
-    return query(replace(case, benchmark="spark.aggregation"))
+    return measured_query(case, "aggregation")
 
 
 def nexmark(case: Case) -> Iterator[Measurement]:
-    """spark.nexmark: batches of two seconds of event time; windows are of ten"""
-    batches = 6 if case.size < TINY else 15 if case.size <= 1_000_000 else 30
-    return measured_query(case, case.variant, case.size // batches, batches, batches // 2)
+    """spark.nexmark, a query a variant"""
+    return measured_query(case, case.variant)
 
 
-def measured_query(case: Case, name: str, rows: int, batches: int, measured: int) -> Iterator[Measurement]:
+def measured_query(case: Case, name: str) -> Iterator[Measurement]:
     """A query by its name in Queries.scala."""
+    rows, batches, measured = shape(case)
     checked = str(not case.peer.startswith("limit")).lower()
     return jvm(case, name, rows=rows, batches=batches, measured=measured, checked=checked)
 
@@ -198,7 +207,7 @@ def few_changes(case: Case) -> Iterator[Measurement]:
 
 def restart(case: Case) -> Iterator[Measurement]:
     """spark.restart; the checkpoint is written by one JVM and loaded by another"""
-    changes = 0 if case.variant == HDFS_ALONE else 5
+    changes = 0 if case.variant in (LOCAL_ALONE, HDFS_ALONE) else 5
     with state_folder(case) as where:
         list(jvm(case, "restart_fill", changes=changes, **where))
         yield from jvm(case, "restart_load", changes=changes, **where)
@@ -212,34 +221,42 @@ def many_stores(case: Case) -> Iterator[Measurement]:
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
     start, per_million = SECONDS[case.benchmark]
-    slowness = SLOWNESS.get(case.peer, 1.0) if per_million else 1.0
-    return (
-        start + per_million * slowness * case.size / 1e6 + (CLUSTER_SECONDS if case.variant.startswith(HDFS) else 0.0)
-    )
+    millions = case.size / 1e6
+    if case.benchmark in QUERIES:
+        rows, batches, _ = shape(case)
+        millions = rows * batches / 1e6
+    few, many = SLOWNESS.get(case.peer, (1.0, 1.0))
+    slowness = many if case.size > 1_000_000 else few
+    return start + per_million * slowness * millions + (CLUSTER_SECONDS if case.variant.startswith(HDFS) else 0.0)
 
 
-# What a case takes at least, and for a million keys or events on Quire.
+# What a case takes at least, and on Quire for a million rows, of queries, or keys.
 SECONDS = {
-    "spark.operations": (35.0, 0.0),
-    "spark.aggregation": (15.0, 20.0),
-    "spark.deduplication": (15.0, 20.0),
-    "spark.join": (22.0, 40.0),
-    "spark.sessions": (18.0, 30.0),
-    "spark.transform": (18.0, 40.0),
+    "spark.operations": (45.0, 0.0),
+    "spark.aggregation": (15.0, 5.0),
+    "spark.deduplication": (15.0, 5.0),
+    "spark.join": (22.0, 8.0),
+    "spark.sessions": (18.0, 8.0),
+    "spark.transform": (18.0, 10.0),
+    "spark.bases": (15.0, 5.0),
     "spark.nexmark": (24.0, 6.0),
     "spark.commits": (15.0, 60.0),
-    "spark.few_changes": (25.0, 10.0),
-    "spark.bases": (15.0, 25.0),
-    "spark.restart": (20.0, 15.0),
-    "spark.many_stores": (15.0, 0.0),
+    "spark.few_changes": (25.0, 1.0),
+    "spark.restart": (20.0, 3.0),
+    "spark.many_stores": (18.0, 0.0),
 }
+QUERIES = (
+    *("spark.aggregation", "spark.deduplication", "spark.join", "spark.sessions", "spark.transform"),
+    *("spark.bases", "spark.nexmark"),
+)
+# How many times as long as Quire the others take, on up to a million keys and on more.
 SLOWNESS = {
-    "hdfs": 2.0,
-    "heap-map": 2.0,
-    "rocksdb": 5.0,
-    "rocksdb-changelog": 5.0,
-    "limit": 0.7,
-    "limit-answering": 0.7,
+    "hdfs": (1.4, 3.0),
+    "heap-map": (1.4, 2.0),
+    "rocksdb": (2.5, 6.0),
+    "rocksdb-changelog": (2.5, 6.0),
+    "limit": (0.7, 0.6),
+    "limit-answering": (0.7, 0.6),
 }
 CLUSTER_SECONDS = 12.0
 
@@ -311,7 +328,7 @@ BENCHMARKS = (
         "a new provider loads a checkpoint: a full copy, or a log that needs none; and five commits beyond it",
         restart,
         dict.fromkeys((LOCAL, HDFS), (*MODES, "hdfs", "rocksdb-changelog"))
-        | dict.fromkeys((HDFS_ALONE, HDFS_NETWORK), MODES[:3]),
+        | dict.fromkeys((LOCAL_ALONE, HDFS_ALONE, HDFS_NETWORK), MODES[:3]),
         (200_000,),
         (5 * MILLION,),
         size_unit="keys",
