@@ -90,13 +90,22 @@ private[spark] class CheckpointFiles(
   import CheckpointFiles._
 
   val folder: Path = storeId.storeCheckpointLocation()
-  private lazy val manager = LocalFileManager.create(folder, hadoopConf)
+  private var opened: CheckpointFileManager = _
   private val codecName = SparkInternals.codecName(conf.compressionCodec)
 
   def deltaPath(version: Version): Path = new Path(folder, s"${version.name}.$DeltaSuffix")
   def basePath(version: Version): Path = new Path(folder, s"${version.name}.$BaseSuffix")
 
-  def close(): Unit = manager.close()
+  private def manager: CheckpointFileManager = synchronized {
+    if (opened == null) opened = LocalFileManager.create(folder, hadoopConf)
+    opened
+  }
+
+  /** Lets go of what files are reached through; whoever needs one afterwards opens it again. */
+  def close(): Unit = synchronized {
+    if (opened != null) opened.close()
+    opened = null
+  }
 
   // ---------------------------------------------------------------------------- listing
 

@@ -306,7 +306,6 @@ class QuireStateStoreProvider
       // Loading takes long, and nobody else may load or write meanwhile: no need for the monitor.
       val report = synchronized(fromMemory.map(orRead)).getOrElse(adopting(load))
       val (mine, from) = synchronized {
-        checkOpen()
         val from = current
         // A state that did not grow out of the version is not that version.
         if (files == BaseAlone) current = NoVersion
@@ -333,10 +332,7 @@ class QuireStateStoreProvider
   }
 
   private def adopting(loaded: Loaded): LoadReport = synchronized {
-    closingOnFailure(() => loaded.arena.condemn()) {
-      checkOpen()
-      adoptLoaded(loaded)
-    }
+    closingOnFailure(() => loaded.arena.condemn())(adoptLoaded(loaded))
   }
 
   /** A weak pin on a version in place of a firm one, if it is the current one. */
@@ -363,7 +359,6 @@ class QuireStateStoreProvider
    * the current one runs its batch again, and will write: so that is gone back to.
    */
   private def pinnedInMemory(version: Version): Option[PinnedVersion] = {
-    checkOpen()
     if (isCurrent(version) ||
         (writer == null && retained.find(_.version.answers(version)).flatMap(restore).isDefined)) {
       Some(pinCurrent())
@@ -388,6 +383,7 @@ class QuireStateStoreProvider
       } else {
         loaded.arena.condemn()
       }
+      letGoIfClosed()
     }
     val pages = new PinnedPages(pinned)
     closingOnFailure(() => pages.close())(new QuireReadStore(this, loaded.version, pages))
@@ -406,7 +402,6 @@ class QuireStateStoreProvider
 
   /** Waits until no other writer is at work. */
   private def claimWriter(token: AnyRef): Unit = synchronized {
-    checkOpen()
     val deadline = System.nanoTime() + WriterWaitNanos
     while (writer != null) {
       val left = (deadline - System.nanoTime()) / 1000000
@@ -416,7 +411,6 @@ class QuireStateStoreProvider
             s"${WriterWaitNanos / 1000000000} seconds")
       }
       wait(left)
-      checkOpen()
     }
     writer = token
     writerThread = Thread.currentThread()
@@ -432,17 +426,14 @@ class QuireStateStoreProvider
       writer = null
       writerThread = null
       notifyAll()
+      letGoIfClosed()
     }
   }
-
-  private def checkOpen(): Unit =
-    if (closed) throw new IllegalStateException(s"$storeId has been unloaded from this executor")
 
   // ---------------------------------------------------------------------------- versions in memory
 
   /** Makes a version that is in memory the arena's state; under the monitor, by the writer. */
   private def bringFromMemory(version: Version): Option[LoadReport] = {
-    checkOpen()
     if (isCurrent(version)) {
       Some(LoadReport(fromMemory = true))
     } else {
@@ -791,10 +782,10 @@ class QuireStateStoreProvider
   /** The pages of what a store has committed, for as long as it reads them. */
   private[spark] def committedPages(store: QuireWriteStore, version: Version): Pages =
     synchronized {
-      checkOpen()
       if (!isCurrent(version)) {
         throw StateStoreErrors.stateStoreOperationOutOfOrder(
-          s"Cannot read version $version after it was committed and another came")
+          s"Cannot read version $version after it was committed and " +
+            (if (closed) s"$storeId has been unloaded from this executor" else "another came"))
       }
       val pinned = pinCurrent()
       if (TaskContext.get() == null) readingCommitted += store
@@ -937,16 +928,20 @@ class QuireStateStoreProvider
 
   override def close(): Unit = {
     synchronized(readingCommitted.toSeq).foreach(_.stopReading())
-    closeArena()
+    synchronized {
+      closed = true
+      letGoIfClosed()
+    }
   }
 
-  private def closeArena(): Unit = synchronized {
-    if (!closed) {
-      closed = true
-      dropArena()
-      notifyAll()
-      if (files != null) files.close()
-    }
+  /**
+   * Lets go of memory and files once nobody writes any more; under the monitor. Maintenance may unload
+   * a provider that a task has just got hold of: as with Spark's own store in the heap, the task is
+   * served to its end, and nothing is kept for the next.
+   */
+  private def letGoIfClosed(): Unit = if (closed && writer == null) {
+    dropArena()
+    if (files != null) files.close()
   }
 
   override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = QuireMetrics.All

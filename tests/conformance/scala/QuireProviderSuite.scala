@@ -78,6 +78,12 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
   private def metric(store: StateStore, name: String): Long =
     store.metrics.customMetrics.find(_._1.name == name).map(_._2).get
 
+  /** Bytes that the pages of all stores hold; the compiler lets nobody else ask. */
+  private def bytesUsed: Long = {
+    val memory = Class.forName("io.quire.spark.QuireMemory$")
+    memory.getMethod("bytesUsed").invoke(memory.getField("MODULE$").get(null)).asInstanceOf[Long]
+  }
+
   test("scans read to their end need no close") {
     withTempDir { dir =>
       withProvider(dir.toString, prefix) { provider =>
@@ -560,6 +566,34 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
       }
       withProvider(dir.toString, settings = settings) { provider =>
         assert(rowsOf(provider, 2) == Set(("a", 0) -> 1, ("c", 0) -> 3))
+      }
+    }
+  }
+
+  test("who got hold of a provider before it was unloaded is served, and leaves nothing behind") {
+    withTempDir { dir =>
+      val before = bytesUsed
+      val unloaded = provider(dir.toString, NoPrefixKeyStateEncoderSpec(keySchema), Map.empty)
+      unloaded.close()
+      commit(unloaded, 0)(("a", 1) -> 1)
+      assert(rowsOf(unloaded, 1) == Set(("a", 1) -> 1))
+      assert(bytesUsed == before)
+
+      val atWork = unloaded.getStore(1)
+      put(atWork, "b", 2, 2)
+      val waiting = Executors.newSingleThreadExecutor()
+      try {
+        val next = waiting.submit((() => commit(unloaded, 2)(("c", 3) -> 3)): Runnable)
+        unloaded.close()
+        put(atWork, "b", 3, 3)
+        atWork.commit()
+        next.get(60, TimeUnit.SECONDS)
+      } finally {
+        waiting.shutdown()
+      }
+      assert(bytesUsed == before)
+      withProvider(dir.toString) { fresh =>
+        assert(rowsOf(fresh, 3) == Set(("a", 1) -> 1, ("b", 2) -> 2, ("b", 3) -> 3, ("c", 3) -> 3))
       }
     }
   }
