@@ -50,6 +50,8 @@ from quire.structures import PageManager, Snapshot
 ROW_CHECKSUMS = 1
 # As the core has it (cec.c).
 EXTENT_TARGET_MAX = 1e9
+OPERATOR_MAX = (1 << 63) - 1  # as Spark counts
+PARTITION_MAX = (1 << 32) - 1  # what a header has room for
 # What writers that were killed leave: the hidden names of storage.py and of Spark.
 LEFTOVER = re.compile(
     r"\.(\d{1,18})(?:_[^.]+)?\.(?:[0-9a-f]{1,32}\.(?:\d{1,6}\.)?)?(qdelta|qbase|qpart|qimage)\..*tmp(?:\.crc)?"
@@ -303,8 +305,14 @@ class Manager:
         ids: bool = False,
         storage: Any = None,
     ) -> None:
+        if not isinstance(ids, bool):
+            raise InvalidError(f"ids {ids!r}: give True or False")
         self._ids = ids
-        self._id = StoreId(_whole("operator", operator, 0), _whole("partition", partition, 0), _store_name(store))
+        self._id = StoreId(
+            _whole("operator", operator, 0, OPERATOR_MAX),
+            _whole("partition", partition, 0, PARTITION_MAX),
+            _store_name(store),
+        )
         self._make_mode = _known("mode", mode, MODES)
         self._codec = codec
         _known("codec", codec, codecs.COMPRESS)
@@ -517,6 +525,7 @@ class Manager:
         state = self._loaded()
         if pm is not state.pm:
             raise InvalidError("commit what? give the page manager that load() gave last")
+        pm.epoch  # noqa: B018, raises if it is closed
         if state.flags & ROW_CHECKSUMS:
             raise InvalidError(
                 f"{self._store.location} has a checksum behind each value "
@@ -785,9 +794,9 @@ def _new_arena(
     return pm
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidError(f"{name} {value!r}: give a whole number from {least}")
+def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        raise InvalidError(f"{name} {value!r}: give a whole number from {least}" + (f" to {most}" if most else ""))
     return value
 
 

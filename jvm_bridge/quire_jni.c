@@ -76,7 +76,7 @@ NATIVE(jstring, libraryVersion)(JNIEnv *env, jobject self) {
 NATIVE(void, lowerPriority)(JNIEnv *env, jobject self) {
     (void)env;
     (void)self;
-    setpriority(PRIO_PROCESS, 0, 15);
+    setpriority(PRIO_PROCESS, 0, 19);
 }
 
 /* ------------------------------------------------------------------------------------------------ arenas and snapshots */

@@ -270,8 +270,11 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
 private[spark] object BaseFiles {
   val PartSuffix = "qpart"
   val ImageSuffix = "qimage"
-  /** An image is cut into pieces of this size. Tests make it small, to have several in little. */
-  private[spark] var pieceBytes: Int = 1 << 20
+  /**
+   * An image is cut into pieces of this size: less than what the smallest of G1's regions holds as an
+   * ordinary array, since others have it mark the whole heap. Tests make it small, to have several in little.
+   */
+  private[spark] var pieceBytes: Int = 256 << 10
   /** Images from this size on are written in parts. */
   private[spark] var partsFromBytes: Long = 32L << 20
   private val PartCount = 4
@@ -280,8 +283,8 @@ private[spark] object BaseFiles {
   private case class Room(image: Long, address: Long)
 
   /**
-   * Cuts an image into pieces. Whoever takes one says when it is done with it: a piece is so large
-   * that a new array for each would keep the collector of garbage busy.
+   * Cuts an image into pieces. Whoever takes one says when it is done with it, so that arrays are
+   * used again.
    */
   private final class Pieces(take: (Array[Byte], () => Unit) => Unit) extends ByteSink {
     private val bytesOfOne = pieceBytes

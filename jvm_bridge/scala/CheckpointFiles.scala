@@ -496,7 +496,7 @@ private[spark] final class FrameWriter(out: OutputStream, codec: Codec) {
   }
 
   def frame(kind: Int, content: Array[Byte]): Unit = {
-    packed.reset()
+    packed.reset(content.length)
     val compressed = codec.compress(packed)
     compressed.write(content)
     compressed.close()
@@ -523,5 +523,11 @@ private object FrameWriter {
   /** A byte array stream that shows its array. */
   private class Packed extends ByteArrayOutputStream(1 << 16) {
     def array: Array[Byte] = buf
+
+    /** Begins again, with room for what seldom becomes longer by being packed: growing would copy it. */
+    def reset(count: Int): Unit = {
+      if (buf.length < count) buf = new Array[Byte](count + (count >> 6) + 1024)
+      reset()
+    }
   }
 }

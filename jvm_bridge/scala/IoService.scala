@@ -13,6 +13,7 @@ import java.util.concurrent.locks.LockSupport
  */
 private[spark] object IoService {
   private val Threads = 4
+  private val BackgroundThreads = 2
   /** Bytes that may wait to be written: of all bases that somebody waits for, and of all others. */
   private val WindowBytes = 64 << 20
   private val BackgroundWindowBytes = 16 << 20
@@ -21,7 +22,7 @@ private[spark] object IoService {
 
   /** For work that somebody waits for. */
   private lazy val pool = Executors.newFixedThreadPool(Threads, threads("quire-io", identity))
-  private lazy val background = Executors.newFixedThreadPool(Threads, threads("quire-base", lowered))
+  private lazy val background = Executors.newFixedThreadPool(BackgroundThreads, threads("quire-base", lowered))
   private val apartThreads = threads("quire-base-pages", lowered)
 
   private def threads(name: String, as: Runnable => Runnable): ThreadFactory = new ThreadFactory {
@@ -121,6 +122,7 @@ private[spark] object IoService {
           window.release(counted)
         }
       } while (waiting.decrementAndGet() > 0)
+      synchronized(notifyAll())
     }
 
     def check(): Unit = if (failure.get() != null) throw failure.get()
@@ -128,9 +130,10 @@ private[spark] object IoService {
     /** Waits until everything that was added is done, or has failed. */
     def settle(): Unit = {
       var interrupted = false
-      while (waiting.get() > 0) {
-        interrupted |= Thread.interrupted() // or it would not park
-        LockSupport.parkNanos(200000)
+      synchronized {
+        while (waiting.get() > 0) {
+          try wait() catch { case _: InterruptedException => interrupted = true }
+        }
       }
       if (interrupted) Thread.currentThread().interrupt()
     }

@@ -339,6 +339,9 @@ def test_bad_input(tmp_path):
         ({"retain": True}, "retain True: give a whole number from 1"),
         ({"operator": -1}, "operator -1: give a whole number from 0"),
         ({"partition": "0"}, "partition '0': give a whole number from 0"),
+        ({"partition": 1 << 40}, "partition 1099511627776: give a whole number from 0 to 4294967295"),
+        ({"operator": 1 << 63}, "operator 9223372036854775808: give a whole number from 0 to 9223372036854775807"),
+        ({"ids": "no"}, "ids 'no': give True or False"),
         ({"store": "a/b"}, "store 'a/b': give a name that a folder can have"),
         ({"store": ""}, "store '': give a name"),
     ):
@@ -358,7 +361,7 @@ def test_bad_input(tmp_path):
                 checkpoint.commit(other)
             put(pm, a="1")
             checkpoint.commit(pm)
-        with pytest.raises(quire.ClosedError):
+        with pytest.raises(quire.ClosedError, match="the arena is closed"):
             checkpoint.commit(pm)
         with pytest.raises(quire.InvalidError, match="version -1"):
             checkpoint.load(-1)
