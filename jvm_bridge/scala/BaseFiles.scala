@@ -62,21 +62,21 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
   /**
    * Writes a snapshot as the base of a version. The file that names the others comes last.
    *
-   * @param stateBytes about how long the image will be
+   * @param stats      of its arena, which tell about how long the image will be
    * @param mapped     whether it is to be mapped by whoever loads it, if the disk is a local one
    * @param urgent     whether somebody waits for it
    */
   def write(
       snap: Long,
       version: Version,
-      pageSize: Int,
+      stats: ArenaStats,
       keys: Long,
-      stateBytes: Long,
       mapped: Boolean,
       urgent: Boolean,
       isCancelled: () => Boolean): Written = {
     def check(): Unit = if (isCancelled()) throw new IOException("the store was unloaded meanwhile")
     Fault.point("base.start")
+    val pageSize = stats.pageBytes.toInt
     val token = UUID.randomUUID().toString.substring(0, 8)
     if (mapped && files.local(files.folder).isDefined) {
       val part = BasePart(s"${version.name}.$token.$ImageSuffix", 0)
@@ -84,9 +84,11 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
         case (bytes, written) =>
           withParts(version, pageSize, keys, BaseParts(bytes, pieceBytes, Seq(part.copy(bytes = bytes))), written)
       }
-    } else if (stateBytes < partsFromBytes) {
+    } else if (stateBytes(stats) < partsFromBytes) {
       files.writeFile(files.basePath(version), files.header(FileKinds.Base, version, version, pageSize)) { file =>
-        inLine(snap, urgent, check _)(piece => file.frame(FrameKinds.Image, piece))
+        // What takes no time need not give way: threads that wait their turn would keep it for longer.
+        val atOnce = urgent || isSmall(stats)
+        inLine(snap, atOnce, check _)(piece => file.frame(FrameKinds.Image, piece))
         check()
         Ending(keys)
       }
@@ -164,7 +166,7 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
       }).cut(snap, urgent)
       open.foreach(_.await())
       // Not at a low priority: file systems start threads of their own here, which would inherit it and serve commits.
-      IoService.all(urgent = true)(open.toSeq.map(part => () => part.end()))
+      IoService.all(open.toSeq.map(part => () => part.end()))
       check()
       done = true
       (bytes, open.toSeq.map(_.written))
@@ -193,7 +195,8 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
         case None => image(budget, path, count) { to =>
           Platform.copyMemory(null, inline.address, null, to.address, count)
         }
-        case Some(named) if named.isMapped => mapped(budget, new Path(files.folder, named.parts.head.name))
+        case Some(named) if named.isMapped =>
+          mapped(budget, new Path(files.folder, named.parts.head.name), named.imageBytes)
         case Some(named) => image(budget, path, named.imageBytes)(readParts(base, named, _))
       }
     } finally {
@@ -201,14 +204,11 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
     }
   }
 
-  private def mapped(budget: Long, path: Path): Arena = files.local(path) match {
+  private def mapped(budget: Long, path: Path, bytes: Long): Arena = files.local(path) match {
     case Some(file) => corrupt(path)(new Arena(Native.imageMap(budget, file.toString)))
     case None =>
       // Written on a local disk and copied to another: read it like any other.
-      val image = files.readWhole(path)
-      this.image(budget, path, image.length) { to =>
-        Platform.copyMemory(image, Platform.BYTE_ARRAY_OFFSET, null, to.address, image.length)
-      }
+      image(budget, path, bytes)(to => files.readTo(path, to.address, bytes))
   }
 
   private def image(budget: Long, path: Path, bytes: Long)(fill: Room => Unit): Arena = corrupt(path) {
@@ -234,7 +234,7 @@ private[spark] class BaseFiles(files: CheckpointFiles) {
 
   private def readParts(base: Version, named: BaseParts, room: Room): Unit = {
     val count = named.parts.size
-    IoService.all(urgent = true)(named.parts.zipWithIndex.map { case (part, n) =>
+    IoService.all(named.parts.zipWithIndex.map { case (part, n) =>
       () => {
         val path = new Path(files.folder, part.name)
         var piece = n.toLong
@@ -275,9 +275,15 @@ private[spark] object BaseFiles {
    * ordinary array, since others have it mark the whole heap. Tests make it small, to have several in little.
    */
   private[spark] var pieceBytes: Int = 256 << 10
+  private val SmallBytes = 1L << 20
   /** Images from this size on are written in parts. */
   private[spark] var partsFromBytes: Long = 32L << 20
   private val PartCount = 4
+
+  private def stateBytes(stats: ArenaStats): Long = stats.used * stats.pageBytes
+
+  /** Whether a base is written in no time. */
+  def isSmall(stats: ArenaStats): Boolean = stateBytes(stats) < SmallBytes
 
   /** Where the bytes of an image go. */
   private case class Room(image: Long, address: Long)

@@ -139,6 +139,9 @@ private[spark] class CheckpointFiles(
     }
   }
 
+  /** Removes a base; its parts go with those that killed writers left. */
+  def deleteBase(version: Version): Unit = manager.delete(basePath(version))
+
   /** Removes the files of versions before `first`, and what killed writers left of them. */
   def clean(first: Long): Int = {
     val old = list().filter(_.version.number < first)
@@ -295,10 +298,21 @@ private[spark] class CheckpointFiles(
     }
   }
 
-  /** All bytes of a file that has a format of its own. */
-  def readWhole(path: Path): Array[Byte] = {
+  /** The first bytes of a file that has a format of its own, to memory outside the heap. */
+  def readTo(path: Path, address: Long, bytes: Long): Unit = naming(path) {
     val in = open(path)
-    try in.readAllBytes() finally in.close()
+    try {
+      val some = new Array[Byte](math.min(bytes, 256 << 10).toInt)
+      var done = 0L
+      while (done < bytes) {
+        val count = math.min(bytes - done, some.length).toInt
+        in.readFully(some, 0, count)
+        Platform.copyMemory(some, Platform.BYTE_ARRAY_OFFSET, null, address + done, count)
+        done += count
+      }
+    } finally {
+      in.close()
+    }
   }
 
   private def open(path: Path): FSDataInputStream =

@@ -4,6 +4,8 @@ import java.util.concurrent.{ConcurrentLinkedQueue, CountDownLatch, Executor, Ex
 import java.util.concurrent.atomic.{AtomicInteger, AtomicReference}
 import java.util.concurrent.locks.LockSupport
 
+import scala.util.control.NonFatal
+
 /**
  * The threads that write bases and read files ahead, for all stores of this process.
  *
@@ -60,22 +62,26 @@ private[spark] object IoService {
     work
   }
 
-  /** Runs some time, when a thread is free; must not wait for other work of these threads, nor fail. */
-  def sometime(work: () => Unit): Unit = pool.execute(() => work())
+  /**
+   * Runs some time, when a thread is free; must not wait for other work of these threads. If it fails nobody hears of
+   * it: an executor ends when a thread does.
+   */
+  def sometime(work: () => Unit): Unit = pool.execute(() => try work() catch { case NonFatal(_) => })
 
   /**
    * Runs all at once and waits for them; the first failure is thrown when they have ended. An
    * interrupt waits, too: they use memory that is freed afterwards.
    */
-  def all(urgent: Boolean)(works: Seq[() => Unit]): Unit = all(poolFor(urgent))(works)
+  def all(works: Seq[() => Unit]): Unit = all(pool)(works)
 
   private def all(runner: Executor)(works: Seq[() => Unit]): Unit = {
     val failure = new AtomicReference[Throwable]
     val left = new CountDownLatch(works.size)
     works.foreach { work =>
-      runner.execute { () =>
+      val noted: Runnable = () =>
         try work() catch { case e: Throwable => failure.compareAndSet(null, e) } finally left.countDown()
-      }
+      // Without a thread to be had it is done here: those that run are waited for in any case.
+      try runner.execute(noted) catch { case _: OutOfMemoryError => noted.run() }
     }
     var interrupted = false
     while (left.getCount > 0) {
@@ -108,7 +114,9 @@ private[spark] object IoService {
       val counted = math.min(bytes, if (urgent) WindowBytes else BackgroundWindowBytes)
       while (!window.tryAcquire(counted, 100, TimeUnit.MILLISECONDS)) check()
       pieces.add((counted, () => piece))
-      if (waiting.getAndIncrement() == 0) poolFor(urgent).execute(() => run())
+      if (waiting.getAndIncrement() == 0) {
+        try poolFor(urgent).execute(() => run()) catch { case _: OutOfMemoryError => run() }
+      }
     }
 
     private def run(): Unit = {

@@ -112,7 +112,6 @@ class QuireNativeException(val code: Int, message: String) extends RuntimeExcept
 
 private[spark] object QuireNativeException {
   val NotFound: Int = -1
-  val NoMemory: Int = -4
   val Limit: Int = -5
   val Corrupt: Int = -8
   val Version: Int = -9

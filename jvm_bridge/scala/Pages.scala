@@ -34,25 +34,14 @@ private[spark] final class LivePages(arena: Arena) extends Pages {
 }
 
 /**
- * A version kept in memory by a pin on its pages. Shared by those that read it; the pin goes with
- * the last of them. The arena has been acquired for it. If the pin is a weak one, the writer may
- * change the pages: then it is there to tell what changed, to go back to, and for the reader whose
- * task writes.
+ * A version kept in memory by a pin on its pages. The arena has been acquired for it. If the pin is a
+ * weak one, the writer may change the pages: then it is there to tell what changed, to go back to,
+ * and for the reader whose task writes.
  */
 private[spark] final class PinnedVersion(val version: Version, val arena: Arena, val snap: Long) {
-  private var users = 1
-
-  def retain(): this.type = synchronized {
-    users += 1
-    this
-  }
-
-  def release(): Unit = synchronized {
-    users -= 1
-    if (users == 0) {
-      Native.snapRelease(snap)
-      arena.release()
-    }
+  def release(): Unit = {
+    Native.snapRelease(snap)
+    arena.release()
   }
 }
 

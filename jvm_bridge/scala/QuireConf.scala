@@ -22,7 +22,9 @@ private[spark] object CheckpointMode extends Enumeration {
  * @param pageSize    bytes of a page; 0 for the core's default
  */
 private[spark] case class QuireConf(
-    mode: CheckpointMode.Value, cec: CecPolicy, memoryLimit: Long, pageSize: Int)
+    mode: CheckpointMode.Value, cec: CecPolicy, memoryLimit: Long, pageSize: Int) {
+  def writesPages: Boolean = mode == CheckpointMode.Pages || mode == CheckpointMode.Auto
+}
 
 /**
  * @param extentTarget the most that the extent may have, in multiples of the live keys
@@ -79,14 +81,17 @@ private[spark] object QuireConf {
 
   private def bytes(key: String, value: String): Long =
     try JavaUtils.byteStringAsBytes(value)
-    catch { case _: NumberFormatException => refuse(key, value, "not a size") }
+    catch {
+      case _: NumberFormatException => refuse(key, value, "not a size")
+      case _: IllegalArgumentException => refuse(key, value, "more bytes than can be counted")
+    }
 
   private def nanos(key: String, value: String): Long = {
     val millis =
       try JavaUtils.timeStringAs(value, TimeUnit.MILLISECONDS)
       catch { case _: NumberFormatException => refuse(key, value, "not a time") }
     if (millis < 1) refuse(key, value, "at least 1ms is needed")
-    millis * 1000000
+    TimeUnit.MILLISECONDS.toNanos(millis)
   }
 
   private def memoryLimit(value: String): Long = {

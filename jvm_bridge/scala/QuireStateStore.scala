@@ -157,13 +157,14 @@ private[spark] abstract class QuireStore(
       if (defaultFamily == null) defaultFamily = family(StateStore.DEFAULT_COL_FAMILY_NAME)
       defaultFamily
     } else {
-      provider.checkFamily(operation, name)
+      // What is open has been checked.
       families.getOrElse(name, existing(operation, name))
     }
   }
 
   /** A family that the store was not told of must be there in its version. */
   private def existing(operation: String, name: String): ColumnFamily = {
+    provider.checkFamily(operation, name)
     if (!pages.names.contains(name)) {
       throw StateStoreErrors.unsupportedOperationOnMissingColumnFamily(operation, name)
     }
@@ -330,7 +331,7 @@ private[spark] abstract class QuireStore(
 
   private def requireWritable(operation: String): Unit = {
     require(operation)
-    check(!readOnly, s"Cannot $operation through a read-only store")
+    if (readOnly) throw new IllegalStateException(s"Cannot $operation through a read-only store")
   }
 
   override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {

@@ -1,5 +1,6 @@
 package io.quire.spark
 
+import java.io.EOFException
 import java.util.UUID
 import java.util.concurrent.ConcurrentHashMap
 
@@ -55,12 +56,15 @@ class QuireStateStoreProvider
   private var line: Vector[Version] = Vector.empty
   /** The versions of that line that have a base, the oldest first. */
   private var basesOfLine: Vector[Version] = Vector.empty
-  /** Those that loading had to pass over. */
+  /** Those that loading had to pass over, and which of them are beyond doubt no good to anybody. */
   private var damagedBases: Set[Version] = Set.empty
+  private var lostBases: Set[Version] = Set.empty
   /** The version that the arena was loaded with; those after it were committed here. */
   private var loadedNumber = 0L
   /** The versions of that line whose very pages the checkpoint can give back, and their epochs here. */
   private var pagePoints: Map[Version, Long] = Map.empty
+  /** What a commit in pages that is under way starts from. */
+  private var startOfCommit = Long.MaxValue
   /** What the commits' files of that line say, as far as somebody asked. */
   private val infos = new ConcurrentHashMap[Version, CommitInfo]()
   private var basesWritten = 0L
@@ -290,7 +294,7 @@ class QuireStateStoreProvider
     case native: QuireNativeException if native.code == QuireNativeException.Limit =>
       val more = new IllegalStateException(
         s"$storeId needs more memory than spark.sql.streaming.stateStore.quire.memoryLimit " +
-          s"(${conf.memoryLimit} bytes for all stores of this process) allows: raise it, or use " +
+          s"(${conf.memoryLimit} bytes for all stores of this process that have this limit) allows: raise it, or use " +
           s"more executors. ${native.getMessage}. The last committed version is intact", native)
       more
     case other => other
@@ -479,6 +483,7 @@ class QuireStateStoreProvider
     line = loaded.line
     basesOfLine = loaded.base.toVector
     damagedBases = loaded.damaged
+    lostBases = loaded.lost
     pagePoints = loaded.pagePoints
     infos.clear()
     loaded.info.foreach { case (version, info) => infos.put(version, info) }
@@ -542,20 +547,17 @@ class QuireStateStoreProvider
       synchronized {
         Native.arenaCommit(mine.handle)
         // From here on the arena is not what `current` says until that is changed, too.
-        closingOnFailure(() => if (mine eq arena) dropArena()) {
+        closingOnFailure(() => dropArena()) {
           if (changes.log.isDefined) Native.logCommitted(mine.log)
-          // The provider may have been unloaded meanwhile; the version is as durable as any.
-          if (mine eq arena) {
-            current = next
-            line = (line :+ next).takeRight(LineLength)
-            infos.put(next, changes.info)
-            if (changes.info.kind == FileKinds.Pages) {
-              pagePoints += next -> Native.arenaEpoch(mine.handle)
-            }
-            retained += older
-            retaining = true
-            trimRetained(storeConf.maxVersionsToRetainInMemory - 1)
+          current = next
+          line = (line :+ next).takeRight(LineLength)
+          infos.put(next, changes.info)
+          if (changes.info.kind == FileKinds.Pages) {
+            pagePoints += next -> Native.arenaEpoch(mine.handle)
           }
+          retained += older
+          retaining = true
+          trimRetained(storeConf.maxVersionsToRetainInMemory - 1)
         }
       }
       val end = System.nanoTime()
@@ -571,6 +573,7 @@ class QuireStateStoreProvider
         QuireMetrics.CommitPublishTime -> (end - durable) / 1000000,
         QuireMetrics.PagesDirty -> dirty))
     } finally {
+      synchronized { startOfCommit = Long.MaxValue }
       if (!retaining) older.release()
     }
   }
@@ -593,9 +596,10 @@ class QuireStateStoreProvider
       }
       Changes(written, CommitInfo(FileKinds.Pages, loaded, pageSize, keys, start.number))
     }
-    // A line that is longer than what is remembered of it may have no start; all began with nothing once.
     val start = synchronized {
-      (line.reverseIterator ++ Iterator(Nothing)).flatMap(v => pagePoints.get(v).map(v -> _)).nextOption()
+      val start = startOfPages
+      if (conf.writesPages) start.foreach { case (version, _) => startOfCommit = version.number }
+      start
     }
     (conf.mode, start) match {
       // A log that starts on a base must not follow logs that it does not know: who reads these would
@@ -610,6 +614,13 @@ class QuireStateStoreProvider
       case _ => delta(allRecords)
     }
   }
+
+  /**
+   * The newest version whose very pages the checkpoint can give back, and its epoch here; under the monitor.
+   * A line that is longer than what is remembered of it may have none; all began with nothing once.
+   */
+  private def startOfPages: Option[(Version, Long)] =
+    (line.reverseIterator ++ Iterator(Nothing)).flatMap(v => pagePoints.get(v).map(v -> _)).nextOption()
 
   private def writeLog(mine: Arena, older: PinnedVersion, loaded: Version, next: Version): Changes = {
     if (mine.log == 0) {
@@ -673,13 +684,11 @@ class QuireStateStoreProvider
         try writeBase(pinned, keys.users, urgent = true) finally pinned.release()
       Fault.point("commit.done")
       synchronized {
-        if (mine eq arena) {
-          current = next
-          line = Vector(next)
-          infos.remove(next)
-          pagePoints = Map(next -> Native.arenaEpoch(mine.handle))
-          baseIsThere(next)
-        }
+        current = next
+        line = Vector(next)
+        infos.remove(next)
+        pagePoints = Map(next -> Native.arenaEpoch(mine.handle))
+        baseIsThere(next)
       }
       done = true
       committed(store, next, None, keys, written, Map(
@@ -688,13 +697,14 @@ class QuireStateStoreProvider
         QuireMetrics.PagesDirty -> dirty))
     } finally {
       // In memory there is no way back any more.
-      if (!done) synchronized { if (mine eq arena) dropArena() }
+      if (!done) synchronized(dropArena())
     }
   }
 
   private def baseIsThere(version: Version): Unit = if (line.contains(version)) {
     basesOfLine = (basesOfLine :+ version).sortBy(_.number)
     damagedBases -= version
+    lostBases -= version
   }
 
   private def committed(
@@ -822,10 +832,9 @@ class QuireStateStoreProvider
   }
 
   private def writeBase(pinned: PinnedVersion, keys: Long, urgent: Boolean): Written = {
-    val stats = pinned.arena.stats()
     val written = bases.write(
-      pinned.snap, pinned.version, stats.pageBytes.toInt, keys, stats.used * stats.pageBytes,
-      mapped = conf.mode == CheckpointMode.Pages, urgent, isCancelled = () => closed)
+      pinned.snap, pinned.version, pinned.arena.stats(), keys,
+      mapped = conf.mode == CheckpointMode.Pages, urgent, isCancelled = () => closed && !urgent)
     Fault.point("base.done")
     written
   }
@@ -833,7 +842,8 @@ class QuireStateStoreProvider
   /** Writes the current version whole, from a pin, beside whatever the writer does. */
   private def writeBase(urgent: Boolean): Unit = {
     val pinned = synchronized {
-      if (closed || arena == null) None else Some(pinCurrent()).filter { pinned =>
+      if (!urgent && arena != null && !BaseFiles.isSmall(arena.stats())) awaitPause()
+      if ((closed && !urgent) || arena == null) None else Some(pinCurrent()).filter { pinned =>
         // The pages of a version that was gone back to have another name by now than those that its
         // file gives, and the next commit may start from these.
         val isAsWritten = pagePoints.get(pinned.version).forall(_ == Native.snapEpoch(pinned.snap))
@@ -867,8 +877,33 @@ class QuireStateStoreProvider
     }
   }
 
+  /**
+   * Waits a while until nobody writes; under the monitor. Between two batches a pin costs nothing;
+   * within one it copies what was changed in place, and no batch can be run again from memory.
+   */
+  private def awaitPause(): Unit = {
+    val deadline = System.nanoTime() + PauseWaitNanos
+    var left = PauseWaitNanos / 1000000
+    while (writer != null && (writerThread ne Thread.currentThread()) && !closed && left > 0) {
+      try {
+        wait(left)
+        left = (deadline - System.nanoTime()) / 1000000
+      } catch {
+        case _: InterruptedException =>
+          Thread.currentThread().interrupt()
+          left = 0
+      }
+    }
+  }
+
   override protected def cleanUp(): Unit = maintaining("removing old files") {
-    val (latest, known, damaged) = synchronized { (current, line, damagedBases) }
+    val (latest, known, damaged, lost) = synchronized { (current, line, damagedBases, lostBases) }
+    // Whoever cleans later and does not know might rely on them.
+    lost.foreach { version =>
+      logWarning(s"The base of version $version of $storeId is damaged, and is removed")
+      files.deleteBase(version)
+    }
+    synchronized { lostBases --= lost }
     if (latest != null && latest.number > storeConf.minVersionsToRetain) {
       cleanBefore(latest.number - storeConf.minVersionsToRetain, known, damaged)
     }
@@ -887,7 +922,8 @@ class QuireStateStoreProvider
       if (folder.deltas(version)) logRun(version, folder) else None
     // A provider that was loaded lately knows little of what was before.
     val line = withThoseBefore(known, folder, version =>
-      version.number <= earliest && (hasBase(version) || runOfLogs(version).isDefined))
+      version.number <= earliest && hasBase(version) ||
+        version.number == earliest && runOfLogs(version).isDefined)
     val mine = line.toSet
     // Behind a base nothing is needed, unless what came after it reaches back beyond it.
     val bases = line.filter(version => version.number <= earliest && hasBase(version)).filterNot { base =>
@@ -900,22 +936,27 @@ class QuireStateStoreProvider
     }.map(_.number)
     // Nor is anything needed behind the extent of a log.
     val logs = line.find(_.number == earliest).flatMap(runOfLogs).map(_.head.version.number)
-    (bases ++ logs).maxOption.foreach { first =>
+    // What is forgotten before it is removed, no commit starts from.
+    val found = synchronized {
+      val start = if (conf.writesPages) startOfPages.fold(0L)(_._1.number) else Long.MaxValue
+      val first = (bases ++ logs).filter(_ <= math.min(start, startOfCommit)).maxOption
+      first.foreach(forgetBefore)
+      first
+    }
+    found.foreach { first =>
       val removed = files.clean(first)
       Fault.point("clean.done")
       if (removed > 0) logInfo(s"Removed $removed old files of $storeId")
-      forgetBefore(first)
     }
   }
 
-  /** Of versions whose files are gone nothing needs to be remembered, but for what the next pages start from. */
-  private def forgetBefore(first: Long): Unit = synchronized {
+  /** Of versions whose files go nothing needs to be remembered; under the monitor. */
+  private def forgetBefore(first: Long): Unit = {
     infos.keySet().removeIf(_.number < first)
     line = line.dropWhile(_.number < first)
     basesOfLine = basesOfLine.dropWhile(_.number < first)
     damagedBases = damagedBases.filter(_.number >= first)
-    val newest = pagePoints.keys.map(_.number).maxOption.getOrElse(0L)
-    pagePoints = pagePoints.filter { case (version, _) => version.number >= math.min(first, newest) }
+    pagePoints = pagePoints.filter { case (version, _) => version.number >= first }
   }
 
   /** Maintenance that fails is tried again the next time and never stops a query. */
@@ -930,6 +971,7 @@ class QuireStateStoreProvider
     synchronized(readingCommitted.toSeq).foreach(_.stopReading())
     synchronized {
       closed = true
+      notifyAll()
       letGoIfClosed()
     }
   }
@@ -961,7 +1003,7 @@ class QuireStateStoreProvider
     val started = System.nanoTime()
     val folder = look()
     val version = folder.committed(wanted)
-    var damaged = Vector.empty[Version]
+    var damaged, lost = Set.empty[Version]
     var failure: Throwable = null
     while (true) {
       val plan = planFor(version, folder, v => folder.bases(v) && !damaged.contains(v))
@@ -974,7 +1016,8 @@ class QuireStateStoreProvider
         val nanos = System.nanoTime() - started
         logInfo(s"Loaded version $version of $storeId from base $base in ${nanos / 1000000} ms")
         return loaded.copy(
-          damaged = damaged.toSet,
+          damaged = damaged,
+          lost = lost,
           report = loaded.report.copy(basesRepaired = damaged.size, nanos = nanos))
       } catch {
         case DamagedBase(e) =>
@@ -982,10 +1025,19 @@ class QuireStateStoreProvider
           if (failure == null) failure = e
           // Without a base there is nothing else to begin with.
           if (base.number == 0 || plan.isRun) throw failure
-          damaged :+= base
+          damaged += base
+          if (isBeyondDoubt(e)) lost += base
       }
     }
     throw new IllegalStateException("not reached")
+  }
+
+  /** Whether it is the bytes of a file that are wrong, and not the way to them. */
+  private def isBeyondDoubt(damage: Throwable): Boolean = damage match {
+    case null => false
+    case native: QuireNativeException => native.code == QuireNativeException.Corrupt
+    case _: EOFException => files.local(files.folder).isDefined
+    case other => isBeyondDoubt(other.getCause)
   }
 
   /** A version, replayed from the base of an older one that was chosen. */
@@ -993,7 +1045,7 @@ class QuireStateStoreProvider
     val folder = look()
     if (!folder.bases.exists(_.answers(base))) {
       throw StateStoreErrors.stateStoreSnapshotFileNotFound(
-        files.basePath(base).toString, toString)
+        files.basePath(if (base.id.isEmpty) base.copy(id = Some("*")) else base).toString, toString)
     }
     val plan = planFor(folder.committed(wanted), folder, v => v.answers(base) && folder.bases(v))
     if (!plan.start.answers(base)) throw missing(files.deltaPath(plan.start))
@@ -1112,6 +1164,7 @@ class QuireStateStoreProvider
       var points = Map(base -> Native.arenaOrigin(made.handle))
       var before = base
       plan.steps.foreach { step =>
+        Option(TaskContext.get()).foreach(SparkInternals.checkTask) // or a killed task kept others waiting
         // A log that is not the first of those that are applied goes on with it; one behind a base of a
         // version that has a log of its own may need what was before the base.
         if (step.info.kind == FileKinds.Log && (made.log != 0 || !isLogFile(before))) {
@@ -1166,6 +1219,7 @@ class QuireStateStoreProvider
 private[spark] object QuireStateStoreProvider {
   private val OneFamily = "multiple column families is disabled in QuireStateStoreProvider"
   private val WriterWaitNanos = 60L * 1000000000L
+  private val PauseWaitNanos = 5L * 1000000000L
   /** How many versions of its line a provider remembers; bases in it are safe to clean behind. */
   private val LineLength = 10000
 
@@ -1211,7 +1265,8 @@ private[spark] object QuireStateStoreProvider {
       pagePoints: Map[Version, Long],
       report: LoadReport,
       info: Option[(Version, CommitInfo)] = None,
-      damaged: Set[Version] = Set.empty) {
+      damaged: Set[Version] = Set.empty,
+      lost: Set[Version] = Set.empty) {
     def version: Version = line.last
   }
 

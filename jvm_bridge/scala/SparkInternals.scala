@@ -36,8 +36,11 @@ object SparkInternals {
 
   def cannotLoad(cause: Throwable): Throwable = StateStoreErrors.cannotLoadStore(cause)
 
-  /** Throws what the task has failed with already, if it has. */
-  def checkTask(context: TaskContext): Unit = context.getTaskFailure.foreach(e => throw e)
+  /** Throws what the task has failed with already, if it has, or that it is to end. */
+  def checkTask(context: TaskContext): Unit = {
+    context.getTaskFailure.foreach(e => throw e)
+    context.killTaskIfInterrupted()
+  }
 
   def codecName(name: String): String = CompressionCodec.getShortName(name)
 
@@ -52,7 +55,6 @@ object SparkInternals {
   def providerId(storeId: StateStoreId, hadoopConf: Configuration): StateStoreProviderId =
     StateStoreProviderId(storeId, UUID.fromString(hadoopConf.get(StreamExecution.RUN_ID_KEY)))
 
-  def runId(hadoopConf: Configuration): String = hadoopConf.get(StreamExecution.RUN_ID_KEY)
 
   /** The checkpoint of the query that this thread runs a batch of, as Python's storage takes it. */
   def checkpointOfQuery(session: SparkSession): Option[String] = {

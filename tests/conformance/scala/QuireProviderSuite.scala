@@ -9,11 +9,15 @@ import scala.util.Random
 
 import io.quire.spark.QuireStateStoreProvider
 import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.Path
 import org.scalatest.BeforeAndAfter
 import org.scalatest.time.SpanSugar._
 
 import org.apache.spark.TaskContext
+import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.CancellableFSDataOutputStream
+import org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager
 import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
+import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.test.SharedSparkSession
 import org.apache.spark.sql.types.{IntegerType, StringType, StructType}
 import org.apache.spark.util.Utils
@@ -33,11 +37,13 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
   private def provider(
       folder: String,
       spec: KeyStateEncoderSpec,
-      settings: Map[String, String]): QuireStateStoreProvider = {
+      settings: Map[String, String],
+      manager: Option[Class[_]] = None): QuireStateStoreProvider = {
     val conf = spark.sessionState.conf.clone()
     settings.foreach { case (name, value) => conf.setConfString(name, value) }
     val hadoopConf = new Configuration
     hadoopConf.set(StreamExecution.RUN_ID_KEY, UUID.randomUUID().toString)
+    manager.foreach(made => hadoopConf.set(SQLConf.STREAMING_CHECKPOINT_FILE_MANAGER_CLASS.parent.key, made.getName))
     val made = new QuireStateStoreProvider
     made.init(
       StateStoreId(folder, 0, 0), keySchema, valueSchema, spec, false, new StateStoreConf(conf),
@@ -48,8 +54,9 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
   private def withProvider[T](
       folder: String,
       spec: KeyStateEncoderSpec = NoPrefixKeyStateEncoderSpec(keySchema),
-      settings: Map[String, String] = Map.empty)(body: QuireStateStoreProvider => T): T = {
-    val made = provider(folder, spec, settings)
+      settings: Map[String, String] = Map.empty,
+      manager: Option[Class[_]] = None)(body: QuireStateStoreProvider => T): T = {
+    val made = provider(folder, spec, settings, manager)
     try body(made) finally made.close()
   }
 
@@ -542,6 +549,8 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
         commit(provider, 8)(("own", 8) -> 8)
         provider.doMaintenance()
         assert(bases(dir.toString).exists(_.startsWith("9_")))
+        // Whoever cleans next does not know.
+        assert(!bases(dir.toString).exists(_.startsWith("6_")))
       }
       (7 to 9).foreach { version =>
         withProvider(dir.toString, settings = settings)(provider => assert(rowsOf(provider, version) == own(version)))
@@ -570,12 +579,66 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
     }
   }
 
+  test("cleaning leaves what a commit in pages that is under way starts from") {
+    withTempDir { dir =>
+      val settings = Map(
+        mode -> "auto",
+        "spark.sql.streaming.minBatchesToRetain" -> "1",
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot" -> "2")
+      val base = new PausingFileManager.Pause("3_", ".qbase")
+      val pages = new PausingFileManager.Pause("5_", ".qdelta")
+      PausingFileManager.pauses = Seq(base, pages)
+      val threads = Executors.newFixedThreadPool(2)
+      try {
+        withProvider(dir.toString, settings = settings, manager = Some(classOf[PausingFileManager])) { provider =>
+          commit(provider, 0, force = true)((0 until 5000).map(i => ("a", i) -> i): _*)
+          (1 to 2).foreach(v => commit(provider, v)(("b", v) -> v))
+          val maintained = threads.submit((() => provider.doMaintenance()): Runnable)
+          base.reached.await()
+          commit(provider, 3)(("b", 3) -> 3)
+          val committed = threads.submit((() => {
+            // Pages that are empty are not written, so that these are fewer bytes than the keys.
+            val store = provider.getStore(4)
+            (0 until 5000).foreach(i => store.remove(dataToKeyRow("a", i)))
+            store.commit()
+          }): Runnable)
+          pages.reached.await()
+          base.goOn.countDown()
+          maintained.get(60, TimeUnit.SECONDS)
+          pages.goOn.countDown()
+          committed.get(60, TimeUnit.SECONDS)
+        }
+        assert(bases(dir.toString).exists(_.startsWith("3_")))
+      } finally {
+        PausingFileManager.pauses = Nil
+        Seq(base, pages).foreach(_.goOn.countDown())
+        threads.shutdown()
+      }
+      withProvider(dir.toString, settings = settings) { provider =>
+        assert(rowsOf(provider, 5) == (1 to 3).map(v => ("b", v) -> v).toSet)
+      }
+    }
+  }
+
+  test("a base that was written to be mapped is read where nothing can be") {
+    withTempDir { dir =>
+      val rows = (0 until 5000).map(i => ("a", i) -> i)
+      withProvider(dir.toString, settings = Map(mode -> "pages"))(commit(_, 0, force = true)(rows: _*))
+      assert(files(dir.toString).list().exists(_.endsWith(".qimage")))
+      Files.delete(file(dir.toString, 1, "qdelta").toPath)
+      withProvider(dir.toString, manager = Some(classOf[PausingFileManager])) { provider =>
+        assert(rowsOf(provider, 1) == rows.toSet)
+      }
+    }
+  }
+
   test("who got hold of a provider before it was unloaded is served, and leaves nothing behind") {
     withTempDir { dir =>
       val before = bytesUsed
       val unloaded = provider(dir.toString, NoPrefixKeyStateEncoderSpec(keySchema), Map.empty)
       unloaded.close()
-      commit(unloaded, 0)(("a", 1) -> 1)
+      commit(unloaded, 0, force = true)(("a", 1) -> 1)
+      assert(bases(dir.toString).size == 1)
       assert(rowsOf(unloaded, 1) == Set(("a", 1) -> 1))
       assert(bytesUsed == before)
 
@@ -628,4 +691,27 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
       eventually(timeout(60.seconds))(assert(openFiles(dir).isEmpty))
     }
   }
+}
+
+/** Waits before it creates some files, until a test lets it go on. */
+class PausingFileManager(path: Path, conf: Configuration)
+  extends FileSystemBasedCheckpointFileManager(path, conf) {
+
+  override def createAtomic(path: Path, overwriteIfPossible: Boolean): CancellableFSDataOutputStream = {
+    PausingFileManager.pauses.find(_.concerns(path.getName)).foreach { pause =>
+      pause.reached.countDown()
+      pause.goOn.await()
+    }
+    super.createAtomic(path, overwriteIfPossible)
+  }
+}
+
+object PausingFileManager {
+  class Pause(prefix: String, suffix: String) {
+    val reached = new CountDownLatch(1)
+    val goOn = new CountDownLatch(1)
+    def concerns(name: String): Boolean = name.startsWith(prefix) && name.endsWith(suffix)
+  }
+
+  @volatile var pauses: Seq[Pause] = Nil
 }
