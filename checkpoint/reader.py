@@ -8,6 +8,7 @@ missing.
 
 import contextlib
 import difflib
+import json
 import os
 import re
 import struct
@@ -61,6 +62,9 @@ STATE_FOLDER = "state"
 STATE_DEPTH = 3
 VERSION_DIGITS_MAX = 18  # longer numbers are nobody's version
 UNKNOWN = -1  # operator and partition of a folder that does not tell whose it is
+# Beside it: commits/<batch>, and state/<operator>/_metadata, which says what stores an operator of Spark's has.
+COMMITS_FOLDER = "commits"
+METADATA_FOLDER = "_metadata"
 # quire/<operator>/: a checkpoint of its own for each operator in Python, with what it is (statestore/stateful.py).
 OPERATORS_FOLDER = "quire"
 MANIFEST = "operator.json"
@@ -1014,6 +1018,47 @@ class Checkpoint:
             raise NotFoundError(f"{self.location} holds no state that Quire wrote: {hint}")
         stores = [Store(self._storage, path, self._known(path, root), step) for path in folders]
         return sorted([*stores, *steps], key=lambda store: (store.step, store.id))
+
+    def last_batch(self) -> int | None:
+        """The last batch that the query has committed; None if there is none, or this is not the query's folder."""
+        if all(entry.name != COMMITS_FOLDER for entry in self._storage.list(self._path)):
+            return None
+        names = [entry.name for entry in self._storage.list(join(self._path, COMMITS_FOLDER))]
+        return max((int(name) for name in names if name.isdecimal()), default=None)
+
+    def lacking(self, stores: Sequence[Store], batch: int | None) -> list[str]:
+        """What Spark's own notes say must be there after a batch, and is not: whole stores, or their last versions.
+
+        batch: what ``last_batch()`` said before the stores were asked for, since the query may go on meanwhile.
+        """
+        if batch is None:
+            return []
+        root = join(self._path, STATE_FOLDER)
+        found: list[str] = []
+        there = {store.id for store in stores if not store.step}
+        for operator in sorted({store.operator for store in there}):
+            for name, partitions in self._promised(join(root, str(operator))):
+                for number in range(partitions):
+                    if StoreId(operator, number, name) not in there:
+                        place = join(root, f"{operator}/{number}" + ("" if name == DEFAULT_STORE else f"/{name}"))
+                        found.append(f"{self._storage.display(place)} has no files, and is a store of the query's")
+        for store in stores:
+            newest = max((version.number for version in store.versions()), default=0)
+            if not store.step and newest <= batch:
+                found.append(f"{store.location} ends with version {newest}: batch {batch} made version {batch + 1}")
+        return found
+
+    def _promised(self, operator: str) -> list[tuple[str, int]]:
+        """The stores of each partition of an operator, by name, and how many partitions it has, if it can be told."""
+        with contextlib.suppress(NotFoundError, ValueError, KeyError, TypeError):
+            path = join(operator, f"{METADATA_FOLDER}/metadata")
+            if not self._storage.exists(path):  # transformWithState has one for each run
+                runs = join(operator, f"{METADATA_FOLDER}/v2")
+                path = join(runs, str(max(int(e.name) for e in self._storage.list(runs) if e.name.isdecimal())))
+            with self._storage.open(path) as file:
+                told = json.loads(file.read().split(b"\n", 1)[1])
+            return [(each["storeName"], each["numPartitions"]) for each in told["stateStoreInfo"]]
+        return []
 
     def _known(self, path: str, root: str) -> StoreId | None:
         """Whose state a folder holds. One that nothing can be read of must not keep others from being looked at."""

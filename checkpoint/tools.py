@@ -417,14 +417,17 @@ def keys_fit(state: PageManager, keys: int) -> bool:
 def verify(url: str, as_json: bool = False, every_file: bool = False, storage: Any = None) -> int:
     """Reads what the newest versions need, or every file, and names each that is damaged."""
     checkpoint = Checkpoint(url, storage)
+    batch = checkpoint.last_batch()
     stores = checkpoint.stores()
+    missing = checkpoint.lacking(stores, batch)
     total = sum(sum(file.size for file in _scope(store, every_file)) for store in stores)
     with progress("verifying", total) as advance:
         verdicts = [examine(store, every_file, advance) for store in stores]
-    problems = [problem for verdict in verdicts for problem in verdict.problems]
+    problems = [problem for verdict in verdicts for problem in verdict.problems] + missing
     if as_json:
         stores_json = [asdict(verdict) for verdict in verdicts]
-        print(json.dumps({"checkpoint": checkpoint.location, "ok": not problems, "stores": stores_json}, indent=2))
+        told = {"checkpoint": checkpoint.location, "ok": not problems, "stores": stores_json, "missing": missing}
+        print(json.dumps(told, indent=2))
     else:
         for problem in problems:
             print(problem)

@@ -144,7 +144,7 @@ def operator(text: str) -> int | str:
 def count(text: str) -> int:
     """A whole number, for argparse."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
     return int(text)
 
 

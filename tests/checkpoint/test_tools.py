@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -536,3 +537,34 @@ def test_output_that_cannot_be_written_is_not_damage(folder, command):
 def test_a_number_of_too_many_digits_is_no_version(folder, run):
     code, _, err = run("dump", folder, "--version", "1" * 5000)
     assert code == 2 and "is no version" in err and len(err) < 300
+
+
+@pytest.mark.parametrize("metadata", ["metadata", "v2/0"])
+def test_verify_names_what_the_query_says_is_there(tmp_path, capsys, metadata):
+    for partition in range(3):
+        with Manager(tmp_path, partition=partition) as checkpoint, checkpoint.load() as pm:
+            for version in range(2):
+                pm.map("default")[b"key"] = str(version).encode()
+                checkpoint.commit(pm)
+    assert tools.verify(str(tmp_path)) == tools.FINE  # nobody says anything
+    notes = tmp_path / "state/0/_metadata" / metadata
+    notes.parent.mkdir(parents=True)
+    notes.write_text('v1\n{"stateStoreInfo": [{"storeName": "default", "numPartitions": 3}]}')
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits/0").touch()
+    assert tools.verify(str(tmp_path)) == tools.FINE  # the batch after the last is under way
+    (tmp_path / "commits/1").touch()
+    assert tools.verify(str(tmp_path)) == tools.FINE
+    shutil.rmtree(tmp_path / "state/0/1")
+    (tmp_path / "state/0/2/2.qdelta").unlink()
+    capsys.readouterr()
+    assert tools.verify(str(tmp_path)) == tools.DAMAGED
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/state/0/1 has no files, and is a store of the query's" in out
+    assert f"{tmp_path}/state/0/2 ends with version 1: batch 1 made version 2" in out
+    assert "2 damaged or missing" in out
+    assert tools.verify(str(tmp_path), as_json=True) == tools.DAMAGED
+    assert len(json.loads(capsys.readouterr().out)["missing"]) == 2
+    notes.write_text("v1\nnot what Spark writes")
+    assert tools.verify(str(tmp_path)) == tools.DAMAGED
+    assert "1 damaged or missing" in capsys.readouterr().out
