@@ -58,6 +58,7 @@ PROVIDERS: dict[str, dict[str, str]] = {
     "quire-pages": QUIRE | {"quire.checkpointMode": "pages"},
     "quire-cec": QUIRE | {"quire.checkpointMode": "cec"},
     "quire-auto": QUIRE | {"quire.checkpointMode": "auto"},
+    "quire-alone": QUIRE,  # without the extension
     "quire-no-bases": QUIRE | {"minDeltasForSnapshot": "1000000", "maintenanceInterval": "500ms"},
     "quire-bases": QUIRE | {"minDeltasForSnapshot": "1", "maintenanceInterval": "500ms"},
     "hdfs": {"providerClass": SPARKS_OWN + "HDFSBackedStateStoreProvider"},
@@ -96,7 +97,7 @@ def command(case: Case, work: str, **arguments: object) -> list[str]:
     local.mkdir(exist_ok=True)
     options: dict[str, object] = {"size": case.size, "seed": case.seed, "folder": case.folder, **arguments}
     options |= {STORE + name: value for name, value in PROVIDERS[case.peer].items()}
-    if case.peer.startswith("quire"):
+    if case.peer.startswith("quire") and case.peer != "quire-alone":
         options |= {"spark.sql.extensions": "io.quire.spark.QuireExtensions"}
     options |= {"spark.local.dir": local, "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": 2}
     return [
@@ -286,7 +287,12 @@ BENCHMARKS = (
         (10_000,),
         (10_000, 100_000),
     ),
-    query_benchmark("spark.aggregation", "count, min and max per key", (*PEERS, *FOR_SCALE), (*DURABLE, "limit")),
+    query_benchmark(
+        "spark.aggregation",
+        "count, min and max per key",
+        ("quire", "quire-alone", "hdfs", "rocksdb", "rocksdb-changelog", *FOR_SCALE),
+        (*DURABLE, "quire-alone", "limit"),
+    ),
     query_benchmark("spark.deduplication", "rows whose id has not come before"),
     query_benchmark("spark.join", "impressions with their clicks, by time, or without"),
     query_benchmark("spark.sessions", "visits by user and session"),

@@ -277,6 +277,15 @@ NATIVE(jboolean, get)(JNIEnv *env, jobject self, jlong family, jlong key, jint k
     return rc != QUIRE_E_NOTFOUND && !failed(env, rc);
 }
 
+NATIVE(jint, getMany)
+(JNIEnv *env, jobject self, jlong family, jlong keys, jlong key_offsets, jint first, jint count, jlong spans) {
+    (void)self;
+    size_t done = 0;
+    failed(env, quire_family_get_many(HANDLE(quire_family, family), BYTES(keys), HANDLE(const int32_t, key_offsets),
+                                      (size_t)first, (size_t)count, HANDLE(quire_span, spans), &done));
+    return (jint)done;
+}
+
 NATIVE(jboolean, getAll)(JNIEnv *env, jobject self, jlong family, jlong key, jint key_bytes, jlong span) {
     (void)self;
     int rc =

@@ -129,6 +129,26 @@ int quire_family_get(quire_family *family, const uint8_t *key, size_t key_bytes,
     return QUIRE_OK;
 }
 
+int quire_family_get_many(quire_family *family, const uint8_t *keys, const int32_t *key_offsets, size_t first,
+                          size_t count, quire_span *values, size_t *done) {
+    quire_rows rows = {.bytes = keys, .offsets32 = key_offsets, .row_count = (int64_t)count};
+    bool own = false;
+    *done = 0;
+    for (size_t row = first; row < count && !own; row++) {
+        QUIRE_TRY(quire_kv_ahead(family->kv, &rows, (int64_t)row));
+        int rc = quire_family_get(family, keys + key_offsets[row], (size_t)(key_offsets[row + 1] - key_offsets[row]),
+                                  &values[*done]);
+        if (rc == QUIRE_E_NOTFOUND) {
+            values[*done] = (quire_span){0, 0};
+        } else {
+            QUIRE_TRY(rc);
+            own = (values[*done].count & QUIRE_SPAN_OWN) != 0;
+        }
+        *done += 1;
+    }
+    return QUIRE_OK;
+}
+
 int quire_family_get_all(quire_family *family, const uint8_t *key, size_t key_bytes, quire_span *values) {
     uint64_t value_count;
     QUIRE_TRY(quire_kv_get_all(family->kv, key, key_bytes, &family->value, &value_count));

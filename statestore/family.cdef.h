@@ -19,6 +19,8 @@ int quire_family_open_snap(quire_snap *snap, const char *name, bool ordered, qui
 void quire_family_close(quire_family *family);
 int quire_family_count(quire_family *family, uint64_t *count);
 int quire_family_get(quire_family *family, const uint8_t *key, size_t key_bytes, quire_span *value);
+int quire_family_get_many(quire_family *family, const uint8_t *keys, const int32_t *key_offsets, size_t first, size_t count,
+                          quire_span *values, size_t *done);
 int quire_family_get_all(quire_family *family, const uint8_t *key, size_t key_bytes, quire_span *values);
 int quire_family_contains(quire_family *family, const uint8_t *key, size_t key_bytes, bool *found);
 int quire_family_put(quire_family *family, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes);

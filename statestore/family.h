@@ -45,6 +45,11 @@ int quire_family_count(quire_family *family, uint64_t *count);
 
 /* QUIRE_E_NOTFOUND if the key is not there. */
 int quire_family_get(quire_family *family, const uint8_t *key, size_t key_bytes, quire_span *value);
+/* The values of many keys, from row first on: the memory of several keys is then asked for together. A key that is not there has address 0.
+ * *done: how many rows were answered, one at least; the last may be the only one whose bytes do not lie in a page (I2), so ask again from there
+ * on when it was read. Offsets as in put_many. */
+int quire_family_get_many(quire_family *family, const uint8_t *keys, const int32_t *key_offsets, size_t first,
+                          size_t count, quire_span *values, size_t *done);
 /* All values, each behind its u32 length. */
 int quire_family_get_all(quire_family *family, const uint8_t *key, size_t key_bytes, quire_span *values);
 int quire_family_contains(quire_family *family, const uint8_t *key, size_t key_bytes, bool *found);

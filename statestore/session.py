@@ -47,8 +47,9 @@ OPTIONS: dict[str, tuple[str, Callable[[object], str]]] = {
 def configure(builder: "SparkSession.Builder", **options: object) -> "SparkSession.Builder":
     """Gives the builder of a Spark session back, ready to keep all state of streaming queries in Quire.
 
-    It builds the jar if need be (``quire.jar()``) and sets ``spark.jars``, the provider and the extension that
-    transformWithState needs; jars and extensions that the builder has already are kept. Options:
+    It builds the jar if need be (``quire.jar()``) and sets ``spark.jars``, the provider and the extension, which
+    transformWithState needs and aggregations are faster with; jars and extensions that the builder has already are
+    kept. Options:
 
     - ``memory_limit``: what all stores of one executor may take outside the JVM's heap together, in bytes or such as
       ``"512m"``, at least ``"1m"``; no limit by default.

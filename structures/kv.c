@@ -530,6 +530,16 @@ static inline void prefetch(const quire_kv *kv, const quire_rows *keys, int64_t 
     }
 }
 
+int quire_kv_ahead(quire_kv *kv, const quire_rows *keys, int64_t row) {
+    if (row % QUIRE_PREFETCH_ROWS != 0) {
+        return QUIRE_OK;
+    }
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    prefetch(kv, keys, row);
+    quire_handle_leave(&kv->at);
+    return QUIRE_OK;
+}
+
 static int get_row(quire_kv *kv, const quire_rows *keys, int64_t row, quire_buffer *value, quire_column *values) {
     const quire_record *record;
     size_t key_bytes;

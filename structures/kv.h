@@ -73,6 +73,8 @@ typedef struct {
 void quire_column_free(quire_column *column);
 int quire_column_add(quire_column *column, const uint8_t *bytes, size_t count);
 
+/* Before a look-up of row row, of all rows in order: asks for the memory of several of them at once. No row may be null. */
+int quire_kv_ahead(quire_kv *kv, const quire_rows *keys, int64_t row);
 /* A row per key, null where the key is missing. To get, contains and remove a null key is one that is missing. */
 int quire_kv_get_many(quire_kv *kv, const quire_rows *keys, quire_column *values);
 /* found: one byte per row, 0 or 1. */

@@ -107,6 +107,7 @@ private[spark] final class ColumnFamily(
   private var borrowed: Encoders = _
   private val checksum = format.rowChecksum
   private val pending = new PendingPuts
+  private val asked = new AskedKeys
   /** Why puts that had been taken could not be made: from then on nothing can be trusted. */
   private var failure: Throwable = _
 
@@ -130,6 +131,7 @@ private[spark] final class ColumnFamily(
   def close(): Unit = if (!closed) {
     closed = true
     pending.close()
+    asked.close()
     if (handle != 0) Native.familyClose(handle)
     handle = 0
     if (borrowed != null) format.giveBack(borrowed)
@@ -259,6 +261,33 @@ private[spark] final class ColumnFamily(
     } else {
       null
     }
+  }
+
+  /** The values of the keys, null for one that is not there: the core asks for the memory of many at once. */
+  def getMany(keys: Array[UnsafeRow]): Array[UnsafeRow] = {
+    if (!format.plainKeys) return keys.map(get)
+    val values = new Array[UnsafeRow](keys.length)
+    if (!exists) return values
+    flush()
+    asked.clear()
+    keys.foreach(asked.add)
+    var row = 0
+    while (row < keys.length) {
+      val done = Native.getMany(
+        handle, asked.keys, asked.offsets, row, keys.length, asked.spans(keys.length))
+      var i = 0
+      while (i < done) {
+        val span = asked.spans(keys.length) + 16L * i
+        val address = Platform.getLong(null, span)
+        if (address != 0) {
+          values(row) = valueRow(
+            asked.key(row), keys(row).getSizeInBytes, address, Platform.getLong(null, span + 8))
+        }
+        row += 1
+        i += 1
+      }
+    }
+    values
   }
 
   def getAll(key: UnsafeRow): Iterator[UnsafeRow] = {
@@ -536,6 +565,41 @@ private object PendingPuts {
   val BytesMax = 256 << 10
   val Classes = 1024
   val ValueOffsets: Long = 4L * (RowsMax + 1)
+}
+
+/** Keys that are looked up together, in the layout of Arrow, and room for where their values lie. */
+private[spark] final class AskedKeys extends AutoCloseable {
+  private val keyMemory = new OffHeap(0)
+  private val offsetMemory = new OffHeap(0)
+  private val answers = new OffHeap(0)
+  private var count = 0
+  private var bytes = 0
+
+  def clear(): Unit = {
+    count = 0
+    bytes = 0
+    Platform.putInt(null, offsetMemory.reserve(4), 0)
+  }
+
+  def add(row: UnsafeRow): Unit = {
+    val end = Math.addExact(bytes, row.getSizeInBytes)
+    OffHeap.copyRow(row, keyMemory.reserve(end) + bytes)
+    bytes = end
+    count += 1
+    Platform.putInt(null, offsetMemory.reserve(4L * (count + 1)) + 4L * count, bytes)
+  }
+
+  def keys: Long = keyMemory.address
+  def key(index: Int): Long =
+    keyMemory.address + Platform.getInt(null, offsetMemory.address + 4L * index)
+  def offsets: Long = offsetMemory.address
+  def spans(count: Int): Long = answers.reserve(16L * count)
+
+  override def close(): Unit = {
+    keyMemory.close()
+    offsetMemory.close()
+    answers.close()
+  }
 }
 
 /** Memory that the families of one store share: an answer, a key and a value. */

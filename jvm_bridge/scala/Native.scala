@@ -46,6 +46,12 @@ private[spark] object Native {
 
   /** Writes the value's address and length to `span`; false if the key is not there. */
   @native def get(family: Long, key: Long, keyBytes: Int, span: Long): Boolean
+  /**
+   * Writes the values of the keys from number `first` on to `spans`, address 0 for a key that is not
+   * there, and gives how many: the bytes of the last one may have to be read before the next call.
+   */
+  @native def getMany(
+      family: Long, keys: Long, keyOffsets: Long, first: Int, count: Int, spans: Long): Int
   @native def getAll(family: Long, key: Long, keyBytes: Int, span: Long): Boolean
   @native def contains(family: Long, key: Long, keyBytes: Int): Boolean
   @native def put(family: Long, key: Long, keyBytes: Int, value: Long, valueBytes: Int): Unit

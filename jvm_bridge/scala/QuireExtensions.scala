@@ -15,9 +15,10 @@ import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.types.IntegerType
 
 /**
- * The session extension that lets transformWithState keep its state in Quire, and Python's
- * operators find the checkpoint of their query and their place in it:
- * `spark.sql.extensions=io.quire.spark.QuireExtensions`. No other operator needs it.
+ * The session extension that lets transformWithState keep its state in Quire, aggregations look up
+ * many keys at a time ([[RestoreTogether]]), and Python's operators find the checkpoint of their query
+ * and their place in it: `spark.sql.extensions=io.quire.spark.QuireExtensions`. All other operators,
+ * and aggregations that can do with less speed, need the provider alone.
  *
  * transformWithState accepts a state store by the name of its provider. This puts nodes in its
  * place that accept Quire's name too, and are the same in everything else.
@@ -26,7 +27,7 @@ class QuireExtensions extends (SparkSessionExtensions => Unit) {
   override def apply(extensions: SparkSessionExtensions): Unit =
     extensions.injectColumnar(_ => new ColumnarRule {
       override def preColumnarTransitions: Rule[SparkPlan] =
-        plan => TellPartition(TellCheckpoint(AcceptQuire(plan)))
+        plan => RestoreTogether(TellPartition(TellCheckpoint(AcceptQuire(plan))))
     })
 }
 

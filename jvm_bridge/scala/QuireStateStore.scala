@@ -238,7 +238,13 @@ private[spark] abstract class QuireStore(
 
   override def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow] = {
     check(keys != null && keys.forall(_ != null), "Keys cannot be null")
-    keys.iterator.map(get(_, colFamilyName))
+    guarded {
+      val values = use("multiGet", colFamilyName).getMany(keys)
+      if (!validated) {
+        keys.lazyZip(values).foreach(validate)
+      }
+      values.iterator
+    }
   }
 
   override def keyExists(key: UnsafeRow, colFamilyName: String): Boolean = {

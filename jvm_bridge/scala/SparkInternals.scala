@@ -14,11 +14,15 @@ import org.apache.hadoop.fs.Path
 import org.apache.spark.{SparkConf, SparkEnv, TaskContext}
 import org.apache.spark.io.CompressionCodec
 import org.apache.spark.memory.{MemoryMode, UnifiedMemoryManager, UnmanagedMemoryConsumer, UnmanagedMemoryConsumerId}
+import org.apache.spark.rdd.RDD
+import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.errors.QueryExecutionErrors
+import org.apache.spark.sql.execution.streaming.operators.stateful.StatefulOperatorStateInfo
 import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
-import org.apache.spark.sql.execution.streaming.state.{RecordType, StateStore, StateStoreErrors, StateStoreId, StateStoreProvider, StateStoreProviderId}
+import org.apache.spark.sql.execution.streaming.state.{NoPrefixKeyStateEncoderSpec, ReadStateStore, RecordType, StateStore, StateStoreErrors, StateStoreId, StateStoreOps, StateStoreProvider, StateStoreProviderId}
+import org.apache.spark.sql.types.StructType
 import org.apache.spark.unsafe.Platform
 import org.apache.spark.util.NextIterator
 
@@ -55,6 +59,18 @@ object SparkInternals {
   def providerId(storeId: StateStoreId, hadoopConf: Configuration): StateStoreProviderId =
     StateStoreProviderId(storeId, UUID.fromString(hadoopConf.get(StreamExecution.RUN_ID_KEY)))
 
+
+  /** Rows made of others with the version of the state that a batch begins with. */
+  def withReadStore(
+      rows: RDD[InternalRow],
+      session: SparkSession,
+      state: StatefulOperatorStateInfo,
+      keySchema: StructType,
+      valueSchema: StructType)(
+      body: (ReadStateStore, Iterator[InternalRow]) => Iterator[InternalRow]): RDD[InternalRow] =
+    rows.mapPartitionsWithReadStateStore(
+      state, keySchema, valueSchema, NoPrefixKeyStateEncoderSpec(keySchema), session.sessionState,
+      Some(session.streams.stateStoreCoordinator))(body)
 
   /** The checkpoint of the query that this thread runs a batch of, as Python's storage takes it. */
   def checkpointOfQuery(session: SparkSession): Option[String] = {

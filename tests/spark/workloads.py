@@ -91,6 +91,11 @@ def by_number(frame: DataFrame) -> DataFrame:
     )
 
 
+def by_many_keys(frame: DataFrame) -> DataFrame:
+    """More keys a batch than are looked up at once; sorted, so that looking up and writing take turns."""
+    return aggregate(frame.groupBy(F.expr("id * id % 1511").alias("number")))
+
+
 def by_window(frame: DataFrame) -> DataFrame:
     return aggregate(late(frame).groupBy(F.window("ts", "4 minutes"), "key"))
 
@@ -470,6 +475,8 @@ AGGREGATIONS = [
     Workload("by key", by_key, "update"),
     Workload("by key", by_key, "update", conf={AGGREGATION: "1"}, variant="format 1"),
     Workload("by key", by_key, "update", conf=IDS, peer_conf={}, variant="ids"),
+    Workload("by many keys", by_many_keys, "update", count=6000),
+    Workload("by many keys", by_many_keys, "update", count=6000, conf={AGGREGATION: "1"}, variant="format 1"),
     Workload("by key complete", by_key, "complete"),
     Workload("by window", by_window, "append"),
     Workload("by window update", by_window, "update"),

@@ -81,6 +81,25 @@ class Family:
     def get(self, key):
         return self.look_up(lib.quire_family_get, key)[0]
 
+    def get_many(self, keys):
+        """The values, and how many calls it took; what lies in pages is looked at when all is there."""
+        offsets = ffi.new("int32_t[]", [0, *itertools.accumulate(map(len, keys))])
+        bytes_of_keys = b"".join(keys)
+        spans, done = ffi.new("quire_span[]", max(len(keys), 1)), ffi.new("size_t *")
+        found, calls = [], 0
+        while len(found) < len(keys):
+            call = (bytes_of_keys, offsets, len(found), len(keys), spans, done)
+            check(lib.quire_family_get_many(self.pointer, *call))
+            assert 0 < done[0] <= len(keys) - len(found)
+            answers = [(span.address, span.count) for span in list(spans)[: done[0]]]
+            assert not any(count & OWN for _, count in answers[:-1])
+            if answers[-1][1] & OWN:  # valid until the next call only
+                answers[-1] = bytes_at(answers[-1][0], answers[-1][1] & ~OWN)
+            found += answers
+            calls += 1
+        values = [each if isinstance(each, bytes) else bytes_at(*each) if each[0] else None for each in found]
+        return values, calls
+
     def get_all(self, key):
         values = self.look_up(lib.quire_family_get_all, key)[0]
         return None if values is None else split(values)
@@ -218,6 +237,11 @@ class FamilyMachine(RuleBasedStateMachine):
         assert self.family.contains(key) == (key in self.model)
         assert len(self.family) == len(self.model)
 
+    @rule(keys=st.lists(KEYS, max_size=40))
+    def look_up_many(self, keys):
+        expected = [self.model[key][0] if key in self.model else None for key in keys]
+        assert self.family.get_many(keys)[0] == expected
+
     @precondition(lambda self: len(self.scans) < 4)
     @rule(lo=st.none() | KEYS, hi=st.none() | KEYS, every=st.booleans())
     def open_scan(self, lo, hi, every):
@@ -257,6 +281,7 @@ class FamilyMachine(RuleBasedStateMachine):
             assert sorted(drained(old.scan(every=True))) == self.expected(self.model, every=True)
             for key, values in self.model.items():
                 assert old.get_all(key) == values
+            assert old.get_many(list(self.model))[0] == [values[0] for values in self.model.values()]
 
 
 TestFamilyMachine = FamilyMachine.TestCase
@@ -279,6 +304,21 @@ def test_a_value_lies_in_a_page_or_is_the_familys_own(pm, page_size, ordered, si
         data, own = family.look_up(lib.quire_family_get_all, b"key")
         assert data == joined([value[:size], b"second"])
         assert not own or size > page_size // 8
+
+
+def test_many_keys_are_looked_up_in_one_call(pm, page_size, ordered):
+    large = b"v" * (2 * page_size)
+    with Family(pm, "it", ordered) as family:
+        model = {b"%04d" % number: b"%d" % number for number in range(0, 1000, 2)}
+        family.put_many(list(model.items()))
+        keys = [b"%04d" % number for number in range(1000)]
+        assert family.get_many(keys) == ([model.get(key) for key in keys], 1)
+        assert family.get_many([]) == ([], 0)
+        # A value that does not lie in a page is given by itself, as the last of a call.
+        for key in (keys[10], keys[998]):
+            family.put(key, large)
+            model[key] = large
+        assert family.get_many(keys) == ([model.get(key) for key in keys], 3)
 
 
 def test_a_scan_gives_many_rows_a_call(pm, ordered):

@@ -135,6 +135,62 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
     }
   }
 
+  test("many keys are looked up at once, as one after the other") {
+    val random = new Random(2)
+    val ordered = RangeKeyScanStateEncoderSpec(keySchema, Seq(1))
+    for (spec <- Seq(NoPrefixKeyStateEncoderSpec(keySchema), prefix, ordered)) withTempDir { dir =>
+      withProvider(dir.toString, spec) { provider =>
+        def compare(store: ReadStateStore, model: collection.Map[(String, Int), Int]): Unit = {
+          val asked = Seq.fill(random.nextInt(200))((random.nextInt(20).toString, random.nextInt(20)))
+          val keys = asked.map { case (a, b) => dataToKeyRow(a, b).copy() }.toArray
+          // All are looked at when the last is there.
+          val found = store.multiGet(keys, StateStore.DEFAULT_COL_FAMILY_NAME).toArray
+          assert(found.toSeq.map(row => Option(row).map(valueRowToData)) == asked.map(model.get))
+        }
+        val model = scala.collection.mutable.Map[(String, Int), Int]()
+        (0 until 5).foreach { version =>
+          val store = provider.getStore(version)
+          (0 until 100).foreach { round =>
+            val key = (random.nextInt(20).toString, random.nextInt(20))
+            put(store, key._1, key._2, round)
+            model(key) = round
+            if (round % 10 == 0) compare(store, model)
+          }
+          store.commit()
+          val reader = provider.getReadStore(version + 1, None)
+          compare(reader, model)
+          reader.release()
+        }
+      }
+    }
+  }
+
+  test("rows that were looked up together stay as they are while others are written") {
+    withTempDir { dir =>
+      withProvider(dir.toString) { provider =>
+        commit(provider, 0)((0 until 1000).map(n => (n.toString, n) -> n): _*)
+        val reader = provider.getReadStore(1, None)
+        val keys = (0 until 1000).map(n => dataToKeyRow(n.toString, n).copy()).toArray
+        val early = reader.multiGet(keys.take(500), StateStore.DEFAULT_COL_FAMILY_NAME).toArray
+        val store = provider.upgradeReadStoreToWriteStore(reader, 1)
+        (0 until 1000).foreach { n =>
+          // The row of a key is read before the key is written, as aggregations do.
+          val row = if (n < 500) {
+            early(n)
+          } else if (n % 100 == 0) {
+            null
+          } else {
+            reader.multiGet(Array(keys(n)), StateStore.DEFAULT_COL_FAMILY_NAME).next()
+          }
+          if (row != null) assert(valueRowToData(row) == n)
+          put(store, n.toString, n, -n)
+        }
+        store.commit()
+        assert(rowsOf(provider, 2) == (0 until 1000).map(n => (n.toString, n) -> -n).toSet)
+      }
+    }
+  }
+
   test("puts that could not be made stop the commit, also if the caller goes on") {
     withTempDir { dir =>
       val limit = Map("spark.sql.streaming.stateStore.quire.memoryLimit" -> "3m")
