@@ -580,6 +580,7 @@ BENCHMARKS = (
         (300_000,),
         SIZES_FULL,
         repetitions_max=1,
+        at={SIZES_FULL[-1]: ("quire", "dict", "lmdb")},  # the others take two minutes each
     ),
     Benchmark(
         "core.curve",

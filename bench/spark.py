@@ -152,7 +152,7 @@ def shape(case: Case) -> tuple[int, int, int]:
     if many:
         drawn = case.benchmark in ("spark.aggregation", "spark.bases", "spark.transform")
         return case.size // 10, 12 if drawn else 16, 4
-    return case.size // 2, 24, 12
+    return case.size // 2, 16, 8
 
 
 def query(case: Case) -> Iterator[Measurement]:
@@ -264,17 +264,23 @@ CLUSTER_SECONDS = 12.0
 MODES = ("quire", "quire-pages", "quire-cec", "quire-auto")
 DURABLE = ("quire", "hdfs", "rocksdb-changelog")
 PEERS = ("quire", "hdfs", "rocksdb", "rocksdb-changelog")
+AGGREGATION_PEERS = ("quire", "quire-alone", "hdfs", "rocksdb", "rocksdb-changelog", *FOR_SCALE)
 NEXMARK = ("q3", "q4", "q5", "q7", "q8", "q9", "q11", "q12")
 MILLION = 1_000_000
 KEYS_FULL = (100_000, MILLION, 10 * MILLION)
 
 
 def query_benchmark(
-    name: str, summary: str, peers: tuple[str, ...] = PEERS, largest: tuple[str, ...] = ("quire", "hdfs")
+    name: str,
+    summary: str,
+    peers: tuple[str, ...] = PEERS,
+    million: tuple[str, ...] = DURABLE,
+    largest: tuple[str, ...] = ("quire", "hdfs"),
 ) -> Benchmark:
-    """One of the queries over keys. largest: the peers of the most keys, which take the most time."""
+    """One of the queries over keys. million, largest: the peers of a million keys and of the most, which take the most
+    time."""
     summary = f"{summary}, in a streaming query: a batch with its commit, memory, restart"
-    at = {KEYS_FULL[-1]: largest}
+    at = {MILLION: million, KEYS_FULL[-1]: largest}
     return Benchmark(name, summary, query, {"query": peers}, (100_000,), KEYS_FULL, size_unit="keys", at=at)
 
 
@@ -290,7 +296,8 @@ BENCHMARKS = (
     query_benchmark(
         "spark.aggregation",
         "count, min and max per key",
-        ("quire", "quire-alone", "hdfs", "rocksdb", "rocksdb-changelog", *FOR_SCALE),
+        AGGREGATION_PEERS,
+        AGGREGATION_PEERS,
         (*DURABLE, "quire-alone", "limit"),
     ),
     query_benchmark("spark.deduplication", "rows whose id has not come before"),
@@ -300,6 +307,7 @@ BENCHMARKS = (
         "spark.transform",
         "transformWithState with a value and a list per key",
         ("quire", "rocksdb", "rocksdb-changelog"),
+        ("quire", "rocksdb-changelog"),
         ("quire", "rocksdb-changelog"),
     ),
     Benchmark(
