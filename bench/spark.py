@@ -65,6 +65,8 @@ PROVIDERS: dict[str, dict[str, str]] = {
     "rocksdb": ROCKSDB,
     "rocksdb-changelog": ROCKSDB | {"rocksdb.changelogCheckpointing.enabled": "true"},
     "rocksdb-counting": ROCKSDB | {"rocksdb.trackTotalNumberOfRows": "true"},
+    "rocksdb-changelog-counting": ROCKSDB
+    | {"rocksdb.changelogCheckpointing.enabled": "true", "rocksdb.trackTotalNumberOfRows": "true"},
     "heap-map": {"providerClass": "io.quire.bench.HeapMapProvider"},
     "limit-answering": {"providerClass": "io.quire.bench.AnsweringLimitProvider"},
     "limit": {"providerClass": "io.quire.bench.LimitProvider"},
@@ -256,6 +258,7 @@ SLOWNESS = {
     "heap-map": (1.4, 2.0),
     "rocksdb": (2.5, 6.0),
     "rocksdb-changelog": (2.5, 6.0),
+    "rocksdb-changelog-counting": (4.0, 9.0),
     "limit": (0.7, 0.6),
     "limit-answering": (0.7, 0.6),
 }
@@ -264,7 +267,15 @@ CLUSTER_SECONDS = 12.0
 MODES = ("quire", "quire-pages", "quire-cec", "quire-auto")
 DURABLE = ("quire", "hdfs", "rocksdb-changelog")
 PEERS = ("quire", "hdfs", "rocksdb", "rocksdb-changelog")
-AGGREGATION_PEERS = ("quire", "quire-alone", "hdfs", "rocksdb", "rocksdb-changelog", *FOR_SCALE)
+AGGREGATION_PEERS = (
+    "quire",
+    "quire-alone",
+    "hdfs",
+    "rocksdb",
+    "rocksdb-changelog",
+    "rocksdb-changelog-counting",
+    *FOR_SCALE,
+)
 NEXMARK = ("q3", "q4", "q5", "q7", "q8", "q9", "q11", "q12")
 MILLION = 1_000_000
 KEYS_FULL = (100_000, MILLION, 10 * MILLION)
@@ -298,7 +309,7 @@ BENCHMARKS = (
         "count, min and max per key",
         AGGREGATION_PEERS,
         AGGREGATION_PEERS,
-        (*DURABLE, "quire-alone", "limit"),
+        (*DURABLE, "rocksdb-changelog-counting", "quire-alone", "limit"),
     ),
     query_benchmark("spark.deduplication", "rows whose id has not come before"),
     query_benchmark("spark.join", "impressions with their clicks, by time, or without"),
