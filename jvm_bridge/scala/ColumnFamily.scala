@@ -3,6 +3,8 @@ package io.quire.spark
 import java.util.concurrent.ConcurrentLinkedQueue
 import java.util.zip.CRC32C
 
+import scala.collection.mutable
+
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
@@ -222,7 +224,10 @@ private[spark] final class ColumnFamily(
     row
   }
 
-  /** Moves the last key and value that were given out off the pages. Older ones nobody looks at. */
+  /**
+   * Moves the last key and value that were given out off the pages. Older ones stay where they are,
+   * as those that were looked up together do, until their key is written.
+   */
   def moveLastRows(): Unit = Seq(lastRow, rowBefore).foreach { row =>
     if (row != null && row.getBaseObject == null) {
       val bytes = row.getSizeInBytes
@@ -263,31 +268,39 @@ private[spark] final class ColumnFamily(
     }
   }
 
-  /** The values of the keys, null for one that is not there: the core asks for the memory of many at once. */
-  def getMany(keys: Array[UnsafeRow]): Array[UnsafeRow] = {
-    if (!format.plainKeys) return keys.map(get)
-    val values = new Array[UnsafeRow](keys.length)
-    if (!exists) return values
-    flush()
-    asked.clear()
-    keys.foreach(asked.add)
-    var row = 0
-    while (row < keys.length) {
-      val done = Native.getMany(
-        handle, asked.keys, asked.offsets, row, keys.length, asked.spans(keys.length))
-      var i = 0
-      while (i < done) {
-        val span = asked.spans(keys.length) + 16L * i
-        val address = Platform.getLong(null, span)
-        if (address != 0) {
-          values(row) = valueRow(
-            asked.key(row), keys(row).getSizeInBytes, address, Platform.getLong(null, span + 8))
+  /**
+   * The values of the keys from number `from` on, null for one that is not there. The core asks for the
+   * memory of many at once. At least one is answered, and no more once so many bytes of values had to
+   * be copied to the heap: those too large for a page are, wherever they are read.
+   */
+  def getSome(keys: Array[UnsafeRow], from: Int): Array[UnsafeRow] = {
+    val values = new mutable.ArrayBuffer[UnsafeRow](keys.length - from)
+    var copied = 0L
+    def add(value: UnsafeRow): Unit = {
+      values += value
+      if (value != null && value.getBaseObject != null) copied += value.getSizeInBytes
+    }
+    def going: Boolean = from + values.size < keys.length && copied < ColumnFamily.CopiedBytesMax
+    if (!format.plainKeys || !exists) {
+      while (going) add(get(keys(from + values.size)))
+    } else {
+      flush()
+      asked.clear()
+      (from until keys.length).foreach(row => asked.add(keys(row)))
+      while (going) {
+        val first = values.size
+        val done = Native.getMany(
+          handle, asked.keys, asked.offsets, first, asked.count, asked.spans)
+        (0 until done).foreach { i =>
+          val span = asked.spans + 16L * i
+          val address = Platform.getLong(null, span)
+          add(if (address == 0) null else valueRow(
+            asked.key(first + i), keys(from + first + i).getSizeInBytes,
+            address, Platform.getLong(null, span + 8)))
         }
-        row += 1
-        i += 1
       }
     }
-    values
+    values.toArray
   }
 
   def getAll(key: UnsafeRow): Iterator[UnsafeRow] = {
@@ -483,6 +496,8 @@ private[spark] object ColumnFamily {
   /** Set in the length of an answer that does not lie in a page (family.h). */
   val Own: Long = 1L << 62
   val Bytes: Long = Own - 1
+  /** Of values that are looked up together. */
+  val CopiedBytesMax: Long = 256 << 10
 
   /** The first key after all those that begin with the prefix; null if there is none. */
   def afterPrefix(prefix: Array[Byte]): Array[Byte] = {
@@ -572,8 +587,8 @@ private[spark] final class AskedKeys extends AutoCloseable {
   private val keyMemory = new OffHeap(0)
   private val offsetMemory = new OffHeap(0)
   private val answers = new OffHeap(0)
-  private var count = 0
   private var bytes = 0
+  var count = 0
 
   def clear(): Unit = {
     count = 0
@@ -593,7 +608,7 @@ private[spark] final class AskedKeys extends AutoCloseable {
   def key(index: Int): Long =
     keyMemory.address + Platform.getInt(null, offsetMemory.address + 4L * index)
   def offsets: Long = offsetMemory.address
-  def spans(count: Int): Long = answers.reserve(16L * count)
+  def spans: Long = answers.reserve(16L * count)
 
   override def close(): Unit = {
     keyMemory.close()

@@ -117,7 +117,8 @@ private[spark] abstract class QuireStore(
 
   /**
    * Goes on with a weak pin in place of a firm one, unless there are scans. As with Spark's own
-   * stores, of the rows that were given out the last one stays as it is.
+   * stores, of the rows that were given out the last one stays as it is; those before, as those that
+   * were looked up together, do so until their key is written.
    */
   protected def weaken(pin: PinnedVersion => Option[PinnedVersion]): Unit = guarded {
     pages match {
@@ -238,13 +239,20 @@ private[spark] abstract class QuireStore(
 
   override def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow] = {
     check(keys != null && keys.forall(_ != null), "Keys cannot be null")
-    guarded {
-      val values = use("multiGet", colFamilyName).getMany(keys)
-      if (!validated) {
-        keys.lazyZip(values).foreach(validate)
-      }
-      values.iterator
-    }
+    val values = new mutable.ArrayBuffer[UnsafeRow](keys.length)
+    while (values.size < keys.length) values ++= getSome(keys, values.size, colFamilyName)
+    values.iterator
+  }
+
+  /**
+   * The values of keys from number `from` on, of one at least, and of no more than may be held at a
+   * time. Rows that lie in pages stay as they are until their key is written.
+   */
+  private[spark] def getSome(
+      keys: Array[UnsafeRow], from: Int, colFamilyName: String): Array[UnsafeRow] = guarded {
+    val values = use("multiGet", colFamilyName).getSome(keys, from)
+    if (!validated) values.indices.foreach(i => validate(keys(from + i), values(i)))
+    values
   }
 
   override def keyExists(key: UnsafeRow, colFamilyName: String): Boolean = {

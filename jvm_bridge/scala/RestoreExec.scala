@@ -8,7 +8,7 @@ import org.apache.spark.sql.catalyst.types.DataTypeUtils
 import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.sql.execution.metric.SQLMetric
 import org.apache.spark.sql.execution.streaming.operators.stateful.{StatefulOperatorStateInfo, StateStoreRestoreExec, StreamingAggregationStateManager}
-import org.apache.spark.sql.execution.streaming.state.{ReadStateStore, StateStore, WrappedReadStateStore}
+import org.apache.spark.sql.execution.streaming.state.{StateStore, WrappedReadStateStore}
 import org.apache.spark.sql.execution.streaming.state.quire.SparkInternals
 import org.apache.spark.sql.internal.SQLConf
 
@@ -51,7 +51,9 @@ private[spark] class QuireStateStoreRestoreExec(
     val keySchema = DataTypeUtils.fromAttributes(keyExpressions)
     SparkInternals.withReadStore(
       child.execute(), session, getStateInfo, keySchema, manager.getStateValueSchema) {
-      (store, rows) => new RestoredRows(rows, store, manager, numOutputRows)
+      case (store: QuireStore, rows) => new RestoredRows(rows, store, manager, numOutputRows)
+      case (other, _) =>
+        throw new IllegalStateException(s"$other is no store of Quire's, though its provider is set")
     }
   }
 
@@ -72,7 +74,7 @@ private[spark] class QuireStateStoreRestoreExec(
  */
 private[spark] final class RestoredRows(
     rows: Iterator[InternalRow],
-    store: ReadStateStore,
+    store: QuireStore,
     manager: StreamingAggregationStateManager,
     numOutputRows: SQLMetric) extends Iterator[InternalRow] {
 
@@ -80,21 +82,23 @@ private[spark] final class RestoredRows(
 
   private val taken = new Array[UnsafeRow](RowsMax)
   private val keys = new Array[UnsafeRow](RowsMax)
-  private var found: Iterator[UnsafeRow] = Iterator.empty
-  private var count = 0
+  private var asked: Array[UnsafeRow] = Array.empty
+  /** What the state has for the keys from number `foundFrom` on, as far as it was looked up. */
+  private var found: Array[UnsafeRow] = Array.empty
+  private var foundFrom = 0
   private var at = 0
   /** Whether what the state has for row `at` has been given. */
   private var restored = false
   private val answer = new Answer(store)
 
-  override def hasNext: Boolean = at < count || rows.hasNext
+  override def hasNext: Boolean = at < asked.length || rows.hasNext
 
   override def next(): InternalRow = {
-    if (at == count) take()
+    if (at == asked.length) take()
     numOutputRows += 1
     if (!restored) {
       restored = true
-      answer.value = found.next()
+      answer.value = lookUp()
       if (answer.value != null) return manager.get(answer, keys(at))
     }
     restored = false
@@ -104,8 +108,7 @@ private[spark] final class RestoredRows(
 
   private def take(): Unit = {
     if (!rows.hasNext) throw new NoSuchElementException("no more rows")
-    at = 0
-    count = 0
+    var count = 0
     var bytes = 0L
     while (count < RowsMax && bytes < BytesMax && rows.hasNext) {
       val row = rows.next().asInstanceOf[UnsafeRow]
@@ -114,13 +117,24 @@ private[spark] final class RestoredRows(
       bytes += row.getSizeInBytes
       count += 1
     }
-    val asked = if (count == RowsMax) keys else keys.take(count)
-    found = store.multiGet(asked, StateStore.DEFAULT_COL_FAMILY_NAME)
+    asked = if (count == RowsMax) keys else keys.take(count)
+    at = 0
+    found = Array.empty
+    foundFrom = 0
   }
 
-  /** The row, in the memory of another that is no longer needed. */
+  private def lookUp(): UnsafeRow = {
+    if (at == foundFrom + found.length) {
+      foundFrom = at
+      found = Array.empty // what was looked up before is not held meanwhile
+      found = store.getSome(asked, at, StateStore.DEFAULT_COL_FAMILY_NAME)
+    }
+    found(at - foundFrom)
+  }
+
+  /** The row, in the memory of another that is no longer needed; that of large ones is not kept. */
   private def copied(row: UnsafeRow, into: UnsafeRow): UnsafeRow =
-    if (into == null) {
+    if (into == null || row.getSizeInBytes > KeptBytes || into.getSizeInBytes > KeptBytes) {
       row.copy()
     } else {
       into.copyFrom(row)
@@ -129,13 +143,14 @@ private[spark] final class RestoredRows(
 }
 
 private object RestoredRows {
-  /** Rows and bytes that are held at a time. */
+  /** Rows, and bytes of them, that are held at a time. */
   val RowsMax = 64
   val BytesMax: Long = 256 << 10
+  /** Of a row, in memory that is used again. */
+  private val KeptBytes = 4 << 10
 
   /** A store whose answer is there already. */
-  private final class Answer(store: ReadStateStore)
-    extends WrappedReadStateStore(store.asInstanceOf[StateStore]) {
+  private final class Answer(store: StateStore) extends WrappedReadStateStore(store) {
     var value: UnsafeRow = _
     override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow = value
   }

@@ -92,7 +92,7 @@ def by_number(frame: DataFrame) -> DataFrame:
 
 
 def by_many_keys(frame: DataFrame) -> DataFrame:
-    """More keys a batch than are looked up at once; sorted, so that looking up and writing take turns."""
+    """More keys a batch than are looked up at once, some of whose values are larger than a page."""
     return aggregate(frame.groupBy(F.expr("id * id % 1511").alias("number")))
 
 

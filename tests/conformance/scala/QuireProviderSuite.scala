@@ -7,19 +7,22 @@ import java.util.concurrent.{Callable, CountDownLatch, Executors, TimeUnit}
 
 import scala.util.Random
 
-import io.quire.spark.QuireStateStoreProvider
+import io.quire.spark.{LookUps, QuireStateStoreProvider}
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 import org.scalatest.BeforeAndAfter
 import org.scalatest.time.SpanSugar._
 
 import org.apache.spark.TaskContext
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.CancellableFSDataOutputStream
 import org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager
 import org.apache.spark.sql.execution.streaming.runtime.StreamExecution
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.test.SharedSparkSession
 import org.apache.spark.sql.types.{IntegerType, StringType, StructType}
+import org.apache.spark.unsafe.types.UTF8String
 import org.apache.spark.util.Utils
 
 /** What Quire's provider promises beyond the contract, and what once went wrong in it. */
@@ -38,7 +41,8 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
       folder: String,
       spec: KeyStateEncoderSpec,
       settings: Map[String, String],
-      manager: Option[Class[_]] = None): QuireStateStoreProvider = {
+      manager: Option[Class[_]] = None,
+      values: StructType = valueSchema): QuireStateStoreProvider = {
     val conf = spark.sessionState.conf.clone()
     settings.foreach { case (name, value) => conf.setConfString(name, value) }
     val hadoopConf = new Configuration
@@ -46,7 +50,7 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
     manager.foreach(made => hadoopConf.set(SQLConf.STREAMING_CHECKPOINT_FILE_MANAGER_CLASS.parent.key, made.getName))
     val made = new QuireStateStoreProvider
     made.init(
-      StateStoreId(folder, 0, 0), keySchema, valueSchema, spec, false, new StateStoreConf(conf),
+      StateStoreId(folder, 0, 0), keySchema, values, spec, false, new StateStoreConf(conf),
       hadoopConf, false, None)
     made
   }
@@ -55,8 +59,9 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
       folder: String,
       spec: KeyStateEncoderSpec = NoPrefixKeyStateEncoderSpec(keySchema),
       settings: Map[String, String] = Map.empty,
-      manager: Option[Class[_]] = None)(body: QuireStateStoreProvider => T): T = {
-    val made = provider(folder, spec, settings, manager)
+      manager: Option[Class[_]] = None,
+      values: StructType = valueSchema)(body: QuireStateStoreProvider => T): T = {
+    val made = provider(folder, spec, settings, manager, values)
     try body(made) finally made.close()
   }
 
@@ -165,28 +170,62 @@ class QuireProviderSuite extends SharedSparkSession with BeforeAndAfter {
     }
   }
 
+  private val texts = new StructType().add("value", StringType, true)
+  private val textRow = UnsafeProjection.create(texts)
+  private def textOf(n: Int, bytes: Int): UnsafeRow =
+    textRow(InternalRow(UTF8String.fromString((n.toString + " ") * (bytes / 5 + 1)))).copy()
+
   test("rows that were looked up together stay as they are while others are written") {
-    withTempDir { dir =>
-      withProvider(dir.toString) { provider =>
-        commit(provider, 0)((0 until 1000).map(n => (n.toString, n) -> n): _*)
+    // Values that fit into a page, that grow out of their places, and that take several pages.
+    for (sizes <- Seq((40, 40), (40, 700), (700, 40), (700, 9000), (9000, 9000))) withTempDir { dir =>
+      withProvider(dir.toString, values = texts) { provider =>
+        val keys = (0 until 500).map(n => dataToKeyRow(n.toString, n).copy()).toArray
+        val first = provider.getStore(0)
+        keys.indices.foreach(n => first.put(keys(n), textOf(n, sizes._1)))
+        first.commit()
         val reader = provider.getReadStore(1, None)
-        val keys = (0 until 1000).map(n => dataToKeyRow(n.toString, n).copy()).toArray
-        val early = reader.multiGet(keys.take(500), StateStore.DEFAULT_COL_FAMILY_NAME).toArray
+        // Some before the store is written, which is when the pages are held for good.
+        var early = LookUps.some(reader, keys.take(100), 0)
+        var from = 0
         val store = provider.upgradeReadStoreToWriteStore(reader, 1)
-        (0 until 1000).foreach { n =>
+        keys.indices.foreach { n =>
           // The row of a key is read before the key is written, as aggregations do.
-          val row = if (n < 500) {
-            early(n)
-          } else if (n % 100 == 0) {
-            null
-          } else {
-            reader.multiGet(Array(keys(n)), StateStore.DEFAULT_COL_FAMILY_NAME).next()
+          if (n == from + early.length) {
+            from = n
+            early = LookUps.some(reader, keys.slice(n, n + 64), 0)
           }
-          if (row != null) assert(valueRowToData(row) == n)
-          put(store, n.toString, n, -n)
+          assert(early(n - from) == textOf(n, sizes._1), s"row $n of $sizes")
+          store.put(keys(n), textOf(-n, sizes._2))
         }
         store.commit()
-        assert(rowsOf(provider, 2) == (0 until 1000).map(n => (n.toString, n) -> -n).toSet)
+        val after = provider.getReadStore(2, None)
+        val found = after.multiGet(keys, StateStore.DEFAULT_COL_FAMILY_NAME).toArray
+        keys.indices.foreach(n => assert(found(n) == textOf(-n, sizes._2), s"row $n of $sizes"))
+        after.release()
+      }
+    }
+  }
+
+  test("large values that are looked up together do not all lie in the heap") {
+    withTempDir { dir =>
+      withProvider(dir.toString, values = texts) { provider =>
+        val keys = (0 until 64).map(n => dataToKeyRow(n.toString, n).copy()).toArray
+        val store = provider.getStore(0)
+        keys.indices.foreach(n => store.put(keys(n), textOf(n, if (n % 2 == 0) 100000 else 100)))
+        store.commit()
+        val reader = provider.getReadStore(1, None)
+        var from = 0
+        var calls = 0
+        while (from < keys.length) {
+          val some = LookUps.some(reader, keys, from)
+          assert(some.filter(_.getBaseObject != null).map(_.getSizeInBytes).sum < 500000)
+          some.indices.foreach(i =>
+            assert(some(i) == textOf(from + i, if ((from + i) % 2 == 0) 100000 else 100)))
+          from += some.length
+          calls += 1
+        }
+        assert(calls > 5 && calls < 16)
+        reader.release()
       }
     }
   }
