@@ -170,4 +170,5 @@ def compared(options: argparse.Namespace) -> int:
         raise SystemExit(f"--threshold {options.threshold}: give a share from 0 on, such as 0.1 for 10 %")
     found = compare.compare(report.load(options.before), report.load(options.after), options.threshold)
     print(found.text())
-    return 1 if options.fail_on_regression and (found.worse or found.gone) else 0
+    bad = found.worse or found.gone or not found.ours
+    return 1 if options.fail_on_regression and bad else 0

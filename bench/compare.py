@@ -56,6 +56,11 @@ class Comparison:
     remarks: list[str]
 
     @property
+    def ours(self) -> list[Change]:
+        """What is Quire's."""
+        return [each for each in self.changes if is_ours(each.after)]
+
+    @property
     def worse(self) -> list[Change]:
         """What became worse, the most first."""
         return sorted((each for each in self.changes if each.beyond_noise and each.factor > 1), key=lambda c: -c.factor)
@@ -88,8 +93,9 @@ class Comparison:
 
 
 def identity(result: Result) -> tuple[Any, ...]:
-    """What makes two numbers comparable."""
-    return tuple(result[name] for name in ("benchmark", "variant", "size", "peer", "measure", "unit"))
+    """What makes two numbers comparable: operations, too, since a quick run looks up a part of what a full one does."""
+    names = ("benchmark", "variant", "size", "peer", "measure", "unit", "operations")
+    return tuple(result[name] for name in names)
 
 
 def worsening(before: Result, after: Result) -> float | None:
@@ -153,6 +159,8 @@ def scatter(factors: Sequence[float], middle: float) -> float:
 def remarks(before: Document, after: Document, factors: Sequence[tuple[Result, Result, float]]) -> list[str]:
     """What a reader should know besides."""
     found = []
+    if not any(is_ours(old) for old, _, _ in factors):
+        found.append("No number of Quire's is in both runs: this says nothing of Quire.")
     once = sum(min(len(old["values"]), len(new["values"])) < 2 for old, new, _ in factors)
     if once:
         found.append(f"{once} of them were measured once in one of the runs: their own spread is not known.")

@@ -112,7 +112,8 @@ def drawn(benchmark: Benchmark, results: Sequence[Result]) -> Any:
         else:
             draw_bars(axes, benchmark, mine, palette)
         title = f"{measure}, {mine[0]['unit']}" + (f"\n{variant}" if several else "")
-        axes.set_title("\n".join(textwrap.fill(line, 52) for line in title.split("\n")), loc="left")
+        width = 44 if by_size else 28  # bars have their names beside them
+        axes.set_title("\n".join(textwrap.fill(line, width) for line in title.split("\n")), loc="left")
     if by_size:
         add_legend(figure, peers, palette, papers_shown, columns)
     return figure
@@ -172,7 +173,7 @@ def draw_lines(
 ) -> bool:
     """One line for each peer over the sizes; True if a paper's numbers are among them."""
     sizes = sorted({each["size"] for each in results})
-    values, papers = [each["median"] for each in results], False
+    values, papers = [each[end] for each in results for end in ("median", "max")], False
     for peer in unique(each["peer"] for each in results):
         line = sorted((each for each in results if each["peer"] == peer), key=lambda each: each["size"])
         places, medians = [each["size"] for each in line], [each["median"] for each in line]
@@ -189,7 +190,7 @@ def draw_lines(
     axes.set_xticks([], minor=True)
     set_scale(axes.yaxis, axes.set_yscale, axes.set_ylim, values)
     axes.set_xlabel(benchmark.axis or benchmark.size_unit)
-    axes.set_ylabel(results[0]["unit"])
+    axes.set_ylabel(results[0]["unit"] + (", logarithmic" if is_wide(values) else ""))
     return papers
 
 
@@ -224,6 +225,7 @@ def draw_bars(axes: Any, benchmark: Benchmark, results: Sequence[Result], palett
     axes.set_yticks(list(places), labels)
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.grid(visible=is_wide(values), axis="y")
+    axes.set_xlabel(results[0]["unit"] + (", logarithmic" if is_wide(values) else ""))
     set_scale(axes.xaxis, axes.set_xscale, axes.set_xlim, values)
     for place, each in zip(places, results, strict=True):
         style = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}

@@ -274,7 +274,8 @@ METHOD = (
     "Each case runs in a process of its own (those with Spark in a JVM of its own), the repetitions of all peers "
     "interleaved, so that what the machine does at a moment meets all of them. A result is compared with a model, or "
     "with what another provider gives, before its time counts; a peer that fails that is told as failed and has no "
-    "times. Peers are at their best settings and their fastest call, which are named below each benchmark.",
+    "times. Peers of the family core are at their best settings and their fastest call, which are named below each "
+    "benchmark; Spark's providers have Spark's settings but for those that docs/benchmarks.md lists.",
     "Numbers are the median of the repetitions (least..greatest); less is better, but of rates. **2x**: the peer's "
     "number is twice as bad as that of the one the benchmark refers to, in the same run; below 1 it is better. "
     f"dict, sorteddict, {', '.join(FOR_SCALE)} are no stores, they are there for scale. In the family core Quire reads "
@@ -300,12 +301,11 @@ def parts_of(document: Document) -> list[Part]:
     if short.rows:
         text = "How many times as much as Quire a rival takes, over all numbers of a benchmark; below 1 Quire loses."
         parts.append(Part("In short", paragraphs=[text], tables=[short]))
-    lost = losses(results)
-    text = (
-        "Every number in which a rival did better, by the ratio of the same run."
-        if lost.rows
-        else "Nowhere in this run."
-    )
+    lost, compared = losses(results), len(list(rival_ratios(results)))
+    if lost.rows:
+        text = f"{len(lost.rows)} of {compared} numbers: those in which a rival did better in the same run."
+    else:
+        text = f"In none of {compared} numbers of this run." if compared else "No rival was measured in this run."
     parts.append(Part("Where Quire loses", paragraphs=[text], tables=[lost] if lost.rows else []))
     failures = [
         f"{place_text(each)}, {each['peer']}: {'not installed' if each.get('missing') else 'failed'}: {each['reason']}"
@@ -321,6 +321,11 @@ def parts_of(document: Document) -> list[Part]:
         f"Settings: {listed(document['settings'])}",
         f"Repetitions: {counts}",
     ]
+    on_disk = [case for case in document.get("cases", []) if case.get("files") == "on a disk"]
+    on_disk = [case for case in on_disk if not case["benchmark"].startswith(("spark.", "python."))]
+    if on_disk:
+        places = dict.fromkeys(f"{place_text(case)}, {case['peer']}" for case in on_disk)
+        facts.append(f"With files on a disk, since there was no room in memory: {'; '.join(places)}")
     parts.append(Part("Machine and settings", notes=facts))
     beside = beside_papers(results)
     if beside.rows:

@@ -22,7 +22,7 @@ from typing import Any
 from quire.bench import checkpoint, core, operators, papers, spark
 from quire.bench.core import Benchmark, Case, Measurement
 from quire.bench.data import KEY_BYTES, RECORD_BYTES, VALUE_BYTES, ZIPF_EXPONENT
-from quire.bench.machine import machine, storage, versions
+from quire.bench.machine import SHARED_MEMORY, machine, storage, versions
 from quire.bench.peers import MissingPeer
 
 # A family is a module: its benchmarks, and how long a case of them takes.
@@ -476,4 +476,6 @@ def run_one(results: Run, case: Case, repetition: int, interrupt: Interrupt, iso
     for measurement in measurements:
         results.add(case, repetition, measurement)
     seconds = round(time.monotonic() - started, 2)
-    results.document["cases"].append({**place_of(case), "repetition": repetition, "seconds": seconds})
+    files = "in memory" if work.is_relative_to(SHARED_MEMORY) else "on a disk"
+    told = {"repetition": repetition, "seconds": seconds, "files": files}
+    results.document["cases"].append({**place_of(case), **told})

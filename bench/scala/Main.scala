@@ -162,6 +162,30 @@ object Held {
     words(1).toLong * (if (words.length > 2) 1024 else 1)
   }
 
+  /**
+   * Resident bytes of the heap, which the JVM puts right below the address of 32 GB. What is
+   * committed is more: pages of it that were never touched take no memory.
+   */
+  private def residentHeap(): Long = {
+    val end = 32L << 30
+    val start = end - Runtime.getRuntime.maxMemory()
+    var inHeap = false
+    var kilobytes = 0L
+    Using.resource(Source.fromFile("/proc/self/smaps")) { source =>
+      source.getLines().foreach { line =>
+        val words = line.split("\\s+")
+        if (words(0).matches("[0-9a-f]+-[0-9a-f]+")) {
+          val Array(from, to) = words(0).split("-").map(java.lang.Long.parseUnsignedLong(_, 16))
+          inHeap = from >= start && to <= end && to > 0
+        } else if (inHeap && words(0) == "Rss:") {
+          kilobytes += words(1).toLong
+        }
+      }
+    }
+    if (kilobytes == 0) throw new IllegalStateException("the heap does not lie where it was looked for")
+    kilobytes * 1024
+  }
+
   /** After a full collection; `outside` is resident memory that is not the heap's. */
   def now(): Held = {
     (1 to 3).foreach { _ =>
@@ -170,7 +194,7 @@ object Held {
     }
     val heap = ManagementFactory.getMemoryMXBean.getHeapMemoryUsage
     val files = new File("/proc/self/fd").list().length
-    Held(heap.getUsed, status("VmRSS") - heap.getCommitted, status("VmSize"),
+    Held(heap.getUsed, status("VmRSS") - residentHeap(), status("VmSize"),
       status("Threads"), files)
   }
 

@@ -126,6 +126,8 @@ def test_where_quire_loses_is_told_by_ratio(document):
     assert {"sqlite"} <= {row[2] for row in table.rows}
     assert not {"dict", "sorteddict"} & {row[2] for row in table.rows}
     assert "## Where Quire loses" in report.markdown(better)
+    alone = {**better, "results": [each for each in better["results"] if each["peer"].startswith("quire")]}
+    assert "No rival was measured" in report.markdown(alone)
 
 
 def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
@@ -308,6 +310,9 @@ def test_numbers_that_are_gone_count_as_worse(document, tmp_path):
     assert compare.compare(document, second).gone == ours(document, "get")
     assert "## Gone: " in compare.compare(document, second).text()
     assert bench.main(["compare", first, later, "--fail-on-regression"]) == 1
+    theirs = [each for each in document["results"] if not each["peer"].startswith("quire")]
+    without = save({**document, "results": theirs, "state": "interrupted"}, tmp_path / "without.json")
+    assert bench.main(["compare", first, without, "--fail-on-regression"]) == 1
     nothing = save({**document, "results": []}, tmp_path / "nothing.json")
     with pytest.raises(SystemExit, match="no number in common"):
         bench.main(["compare", first, nothing])
@@ -322,6 +327,7 @@ def test_numbers_around_nothing(before, after, worse):
         "peer": "quire",
         "measure": "copies",
         "unit": "pages",
+        "operations": 1,
     }
     facts = {"machine": {}, "versions": {}, "settings": {}, "failures": [], "state": "complete"}
     runs = [
