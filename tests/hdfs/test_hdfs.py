@@ -500,7 +500,9 @@ def test_two_drivers_on_one_checkpoint(cluster, mode, folder, capsys):
             time.sleep(0.2)
         ended = [ends(one), ends(other)]
         for running, well in zip((one, other), ended, strict=True):
-            assert well or re.search("(?i)concurrent|multiple streaming", running.errors(100_000)), running.errors()
+            # The last where the other one's Spark has removed an old entry of the log of offsets meanwhile.
+            known = r"(?i)concurrent|multiple streaming|batch \d+ doesn.t exist"
+            assert well or re.search(known, running.errors(100_000)), running.errors()
     assert sound
     run(cluster, mode, folders[0], names, BATCHES + 2, path)
     expected = numbers_output(BATCHES + 2)
