@@ -35,7 +35,7 @@ from quire.checkpoint.reader import (
     Version,
     counted_keys,
 )
-from quire.checkpoint.storage import join, storage_for
+from quire.checkpoint.storage import join, storage_for, write_own
 from quire.pagemgr.errors import (
     ClosedError,
     CorruptError,
@@ -581,19 +581,26 @@ class Manager:
         """Writes a commit file under a name that nobody else has taken."""
         path = self._path(FileKind.DELTA, version)
         state.attempts.add(hashlib.sha256(data).digest())
+
+        def may_go(found: bytes) -> bool:
+            return found == data or (
+                hashlib.sha256(found).digest() in state.attempts and not self._was_followed(version)
+            )
+
         try:
-            self._storage.write_atomic(path, data)
+            write_own(self._storage, path, data, may_go)
         except ExistsError:
-            with self._storage.open(path) as stream:
-                found = stream.read()
-            if hashlib.sha256(found).digest() not in state.attempts:
-                raise ExistsError(
-                    f"{self._storage.display(path)} is there already: another program has committed version {version}. "
-                    "It stays, and the changes made here are not durable: load() again"
-                ) from None
-            # The answer to an attempt may have been lost, or it may have failed after the file had its name, which
-            # may not be safe then: so once more, whatever it holds.
-            self._storage.write_atomic(path, data, replace=True)
+            raise ExistsError(
+                f"{self._storage.display(path)} is there already: another program has committed version {version}, or "
+                "has gone on from one that a commit which failed here had left. "
+                "It stays, and the changes made here are not durable: load() again"
+            ) from None
+
+    def _was_followed(self, version: Version) -> bool:
+        """Whether there is a commit that grew out of this one."""
+        listing = self._listing()
+        after = [file for file in listing.deltas.values() if file.version.number == version.number + 1]
+        return any(self._store.parent(listing, file) == version for file in after)
 
     def _drop_newer(self, state: "State") -> None:
         """Removes what came after a version that was gone back to, the newest first, so that no gap comes to be."""

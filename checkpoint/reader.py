@@ -441,9 +441,10 @@ class Store:
             found = listing.deltas.get(version)
             if found is None or version.number == 0:
                 return
-            version = self._parent(listing, found)
+            version = self.parent(listing, found)
 
-    def _parent(self, listing: Listing, file: StoredFile) -> Version:
+    def parent(self, listing: Listing, file: StoredFile) -> Version:
+        """The version that a commit file's grew out of."""
         return self._needs(listing, file).parent if file.version.id else Version(file.version.number - 1)
 
     def _needs(self, listing: Listing, file: StoredFile) -> Needs:
@@ -512,7 +513,7 @@ class Store:
                 yield Line(version, None, tuple(reversed(deltas)), logs=True)
             behind_pages = needs.kind == FileKind.PAGES
             try:
-                at = self._start_of_pages(listing, at, needs.since) if behind_pages else self._parent(listing, file)
+                at = self._start_of_pages(listing, at, needs.since) if behind_pages else self.parent(listing, file)
             except NotFoundError:
                 if found:
                     return
@@ -920,7 +921,7 @@ class Store:
         found = self.read(file)
         if found.header.kind == FileKind.PAGES:
             with (
-                self._state_in(listing, self._parent(listing, file)) as before,
+                self._state_in(listing, self.parent(listing, file)) as before,
                 self._state_in(listing, wanted) as after,
             ):
                 return _compared(before, after)

@@ -193,6 +193,22 @@ def retrying(call: Callable[[], Result], path: str, transient: Callable[[Excepti
     raise AssertionError("the last attempt returns or raises")
 
 
+def write_own(storage: Storage, path: str, data: bytes, is_own: Callable[[bytes], bool]) -> None:
+    """Writes a file of a new name, or once more what an attempt of one's own left there; else ``ExistsError``.
+
+    The answer to an attempt may have been lost, or it may have failed after the file had its name, which may not be
+    safe then. is_own: of the bytes that are there.
+    """
+    try:
+        storage.write_atomic(path, data)
+    except ExistsError:
+        with storage.open(path) as stream, faults(storage.display(path)):
+            found = stream.read()
+        if not is_own(found):
+            raise
+        storage.write_atomic(path, data, replace=True)
+
+
 def joined(data: bytes | list[bytes] | tuple[bytes, ...]) -> bytes:
     """All bytes of a file, where they can be had as often as it takes."""
     return data if isinstance(data, bytes) else b"".join(data)

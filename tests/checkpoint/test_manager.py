@@ -295,6 +295,28 @@ def test_a_commit_that_failed_after_its_file_had_its_name(tmp_path, again, ids):
     assert loaded(Checkpoint(tmp_path).store()) == expected
 
 
+@pytest.mark.parametrize("ids", [False, True])
+def test_a_commit_that_failed_and_was_gone_on_from_stays(tmp_path, ids):
+    """Else what the other program wrote would be put on a state that it was not made from."""
+    faulty = Faulty(".qdelta", quire.IOFailedError("no answer"), after=True)
+    with (
+        Manager(tmp_path, storage=faulty, ids=ids) as one,
+        Manager(tmp_path, ids=ids) as other,
+        one.load() as a,
+    ):
+        put(a, a="one")
+        with pytest.raises(quire.IOFailedError, match="no answer"):
+            one.commit(a)
+        a.abort()
+        with other.load() as b:
+            put(b, b="other")
+            assert other.commit(b) == 2
+            put(a, c="one")
+            with pytest.raises(quire.ExistsError, match=r"has gone on from .* load\(\) again"):
+                one.commit(a)
+            assert loaded(Checkpoint(tmp_path).store()) == content(b) == {"default": {b"a": [b"one"], b"b": [b"other"]}}
+
+
 def test_a_commit_that_is_durable_and_not_in_memory(tmp_path, monkeypatch):
     with Manager(tmp_path) as checkpoint, checkpoint.load() as pm:
         put(pm, a="1")
