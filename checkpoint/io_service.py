@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 from quire.checkpoint import container, fault
 from quire.checkpoint.codecs import compress
 from quire.checkpoint.container import FileHeader, FileKind, Frame, FrameKind, Parts
-from quire.checkpoint.storage import Storage, join
+from quire.checkpoint.storage import Storage, join, write_own
 from quire.pagemgr import ArenaSnapshot
-from quire.pagemgr.errors import ClosedError, InvalidError, NotFoundError, QuireError
+from quire.pagemgr.errors import ClosedError, ExistsError, InvalidError, NotFoundError, QuireError
 
 FRAME_BYTES = 1 << 20
 INLINE_BYTES = 8 << 20
@@ -58,6 +58,8 @@ class BaseFile:
     """What is to be written as a base: where to, with which header, for a state of so many keys.
 
     mapped: its image is to be a file of its own, which whoever loads it can map.
+    replace: a base that is there already is no good; else it stays, with ``ExistsError``, since pages that somebody has
+    written may start from the very pages in it.
     """
 
     storage: Storage
@@ -66,6 +68,24 @@ class BaseFile:
     header: FileHeader
     keys: int
     mapped: bool = False
+    replace: bool = False
+
+    @property
+    def path(self) -> str:
+        """Of the file that has the version's name, and comes last."""
+        return join(self.folder, self.name)
+
+    def refuse_other(self) -> None:
+        """``ExistsError`` if somebody else's stays, before any work."""
+        if not self.replace and self.storage.exists(self.path):
+            raise ExistsError(f"{self.storage.display(self.path)} is there already")
+
+    def publish(self, data: bytes) -> None:
+        """Gives it its content. Others' differs: the image begins with its arena's identity, parts have random names."""
+        if self.replace:
+            self.storage.write_atomic(self.path, data, replace=True)
+        else:
+            write_own(self.storage, self.path, data, lambda found: found == data)
 
 
 class Job:
@@ -199,6 +219,7 @@ class BaseWriter:
     def write(self, snapshot: ArenaSnapshot) -> None:
         """Durable when it returns."""
         fault.point("base.start")
+        self._file.refuse_other()
         try:
             snapshot.write(self._take)
             if self._buffer:
@@ -213,9 +234,7 @@ class BaseWriter:
         file = self._file
         if self._parts is not None:
             self._parts.check_there()
-        pieces = container.pieces(file.header, frames, file.keys, compress)
-        # A base that is replaced holds the same state, or is damaged.
-        file.storage.write_atomic(join(file.folder, file.name), list(pieces), replace=True)
+        file.publish(b"".join(container.pieces(file.header, frames, file.keys, compress)))
         if self._parts is None:
             self._job.advance(self._job.bytes_total)
         fault.point("base.done")

@@ -460,10 +460,10 @@ class Manager:
         _whole("number", number, 0)
         pm = _new_arena(path, limit)
         try:
+            pm.commit()
+            self.adopt(pm, Version(number), Listing([], []))
             if number > 0:
-                self.write_version(pm, number)
-            else:
-                self.adopt(pm, Version(0), Listing([], []))
+                self._write_first_base(replace=False)
         except BaseException:
             pm.close()
             raise
@@ -473,8 +473,13 @@ class Manager:
         """Makes a state the version of this number, from 1, by a base alone, and goes on from it."""
         pm.commit()
         self.adopt(pm, Version(_whole("number", number, 1)), Listing([], []))
+        self._write_first_base(replace=True)
+
+    def _write_first_base(self, replace: bool) -> None:
+        """The base of a version that has no commit file. replace: what is there may be of another state."""
         state = self._loaded()
-        self._service.start(lambda job: self._write_base(job, state.pin, pm.page_size, state), None).wait()
+        page_bytes = state.pm.page_size
+        self._service.start(lambda job: self._write_base(job, state.pin, page_bytes, state, replace)).wait()
 
     def adopt(self, pm: PageManager, version: Version, listing: Listing, point: tuple[int, int] = (0, 0)) -> None:
         """Goes on from a state that is known to be this version of the checkpoint, in place of ``load()``.
@@ -640,7 +645,7 @@ class Manager:
             try:
                 job.check()
                 if due:
-                    self._write_base(job, pin, page_bytes, state)
+                    self._write_base(job, pin, page_bytes, state, replace=pin.version in state.damaged)
                 self._clean(job, pin.version, start, state.damaged)
             except BaseException as error:
                 if background and not isinstance(error, CancelledError):
@@ -675,14 +680,18 @@ class Manager:
                 pass  # logged, or raised by the call that waited for it
             self._job = None
 
-    def _write_base(self, job: Job, pin: Pin, page_bytes: int, state: "State") -> None:
+    def _write_base(self, job: Job, pin: Pin, page_bytes: int, state: "State", replace: bool) -> None:
+        """Writes the base of a version, unless there is one that is not to be replaced: then nothing starts from it."""
         header = self._header(FileKind.BASE, pin.version, pin.version, page_bytes, state.flags)
         name = f"{pin.version}.{SUFFIXES[FileKind.BASE]}"
         mapped = state.mode.maps_bases and self._storage.local_path(self._folder) is not None
-        file = BaseFile(self._storage, self._folder, name, header, sum(counted_keys(pin.snapshot)), mapped)
-        self._service.write_base(job, file, pin.snapshot)
-        state.mode.base_written(pin.version.number, pin.epoch)
-        state.damaged.discard(pin.version)
+        file = BaseFile(self._storage, self._folder, name, header, sum(counted_keys(pin.snapshot)), mapped, replace)
+        try:
+            self._service.write_base(job, file, pin.snapshot)
+            state.mode.base_written(pin.version.number, pin.epoch)
+            state.damaged.discard(pin.version)
+        except ExistsError as error:
+            log.info("another program has written the base of version %s: %s", pin.version, error)
         with self._lock:
             self._last_base = max(self._last_base, pin.version.number)
 

@@ -675,6 +675,73 @@ def test_a_base_names_nothing_but_parts_of_its_own(tmp_path, name):
         Checkpoint(tmp_path).store().load()
 
 
+@pytest.mark.parametrize("mode", ["pages", "auto"])
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_base_that_another_program_wrote_stays(tmp_path, monkeypatch, mode, parts):
+    """Pages may start from the very pages in it, and those in another of the same version are not the same."""
+    if parts:
+        monkeypatch.setattr(io_service, "INLINE_BYTES", 1)
+    with Manager(tmp_path, mode="delta") as checkpoint, checkpoint.load() as pm:
+        fill(pm, 1)
+        checkpoint.commit(pm)
+        fill(pm, 2)
+        checkpoint.commit(pm)
+    with (
+        Manager(tmp_path, mode=mode, bases_every=1) as one,
+        Manager(tmp_path, mode=mode, bases_every=1) as other,
+        one.load() as a,
+        other.load() as b,
+    ):
+        one.maintain()
+        base = (tmp_path / "state/0/0/2.qbase").read_bytes()
+        for seed in range(3, 6):
+            fill(a, seed)
+            if mode == "auto":
+                a.raw("pages")  # has it write pages
+            one.commit(a)
+        assert one.store.header(one.store.listing().deltas[Version(3)]).kind == FileKind.PAGES
+        other.maintain()
+        assert (tmp_path / "state/0/0/2.qbase").read_bytes() == base
+        for number in range(3, 6):
+            one.store.load(number).close()
+        # It goes on from what it has, and starts from pages that are there.
+        with other.load(2) as b:
+            fill(b, 7)
+            assert other.commit(b) == 3
+            expected = content(b)
+    assert loaded(Checkpoint(tmp_path).store()) == expected
+
+
+def test_a_base_whose_answer_was_lost_is_one_s_own(tmp_path):
+    class Lost(storage.LocalStorage):
+        def _write(self, path, chunks, replace):
+            super()._write(path, chunks, replace)
+            if path.endswith("qbase") and not replace:
+                raise TimeoutError("no answer")
+
+    with Manager(tmp_path, mode="pages", bases_every=1, storage=Lost()) as checkpoint, checkpoint.load() as pm:
+        for seed in range(3):
+            fill(pm, seed)
+            checkpoint.commit(pm)
+            checkpoint.maintain()
+            assert checkpoint.point[0] == checkpoint.version
+        expected = content(pm)
+    assert loaded(Checkpoint(tmp_path).store()) == expected
+
+
+def test_two_beginnings_at_once(tmp_path):
+    """As when two tasks run the first batch of an operator."""
+    with Manager(tmp_path, mode="pages", ids=True) as one, Manager(tmp_path, mode="pages", ids=True) as other:
+        with one.begin(5) as a, other.begin(5) as b:
+            for checkpoint, pm in ((one, a), (other, b)):
+                put(pm, a="1")
+                checkpoint.commit(pm)
+                assert loaded(checkpoint.store, 6, checkpoint.version_id.id) == content(pm)
+            for checkpoint in (one, other):
+                id = checkpoint.version_id.id
+                assert loaded(checkpoint.store, 6, id) == {"default": {b"a": [b"1"]}}
+
+
 # ------------------------------------------------------------------------------------------------ cleaning
 
 
