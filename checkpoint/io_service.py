@@ -81,7 +81,7 @@ class BaseFile:
             raise ExistsError(f"{self.storage.display(self.path)} is there already")
 
     def publish(self, data: bytes) -> None:
-        """Gives it its content. Others' differs: the image begins with its arena's identity, parts have random names."""
+        """Gives it its content. Others' differs: images have their arena's identity, parts have random names."""
         if self.replace:
             self.storage.write_atomic(self.path, data, replace=True)
         else:

@@ -6,7 +6,6 @@ on. What is written for a commit is up to a ``Mode``; what a file needs to be re
 """
 
 import hashlib
-import itertools
 import logging
 import os
 import re
@@ -515,7 +514,7 @@ class Manager:
 
     def _drop_state(self) -> None:
         state, self._state = self._state, None
-        self._needs.clear()
+        self._needs = {}
         if state is not None:
             state.pin.release()
 
@@ -616,7 +615,7 @@ class Manager:
             if file.version.number > number:
                 fault.point("drop.delete")
                 self._remove(file.path, hidden)
-        self._needs.clear()
+        self._needs = {}
         state.newer = False
 
     # ------------------------------------------------------------------------------------------------ maintenance
@@ -633,13 +632,14 @@ class Manager:
             if background:
                 return self._job
             self._end_job(cancel=False)
-        pin = state.pin.share()
+        pin = state.pin
         # Of now: a commit made while the base is written starts from here, and cleaning comes after both.
         start = state.mode.start
         due = state.mode.writes_bases and pin.version.number - self._last_base >= self._bases_every
         # The pages of others may start from the version that was loaded, and a base of it would have other ones.
         due = due and not (pin.version == state.loaded and pin.epoch == state.origin != 0)
         page_bytes = state.pm.page_size if due else 0
+        pin.share()
 
         def work(job: Job) -> None:
             try:
@@ -705,13 +705,15 @@ class Manager:
         listing = self._listing()
         if not listing.files:
             return
-        listing.needs = self._needs
+        # Of files that are there alone, or it would grow for ever.
+        self._needs = listing.needs = {file: self._needs[file] for file in listing.files if file in self._needs}
         bases = listing.bases
         listing.bases = {version: base for version, base in bases.items() if version not in damaged}
         earliest = min(latest.number - self._retain, latest.number if start is None else start)
-        kept = list(itertools.takewhile(lambda v: v.number >= earliest, self._store.ancestors(listing, latest)))
+        # Whether they led to the last one or not: there may be several lines, and several who go on from them.
+        kept = [version for version in listing.versions if version.number >= earliest]
         first = min((self._first_needed(listing, version) for version in kept), default=0)
-        newest = max((version.number for version in kept if version in listing.bases), default=first)
+        newest = max((v.number for v in kept if v in listing.bases and v.number <= latest.number), default=first)
         gone = [bases[version].path for version in damaged & bases.keys()]
         gone += [file.path for file in listing.files if file.version.number < first and file.path not in gone]
         older = [base for base in bases.values() if first <= base.version.number < newest]
@@ -729,11 +731,13 @@ class Manager:
         fault.point("clean.done")
 
     def _first_needed(self, listing: Listing, version: Version) -> int:
-        """The oldest version whose files one needs; itself, if it cannot be loaded anyway."""
+        """The oldest version whose files one needs; itself, if some are gone; 0 if damage hides what it needs."""
         try:
             return next(self._store.lines_in(listing, version)).first
-        except (NotFoundError, CorruptError, VersionError):
+        except NotFoundError:
             return version.number
+        except (CorruptError, VersionError):
+            return 0
 
     def _hidden(self) -> set[str]:
         return {entry.name for entry in self._storage.list(self._folder) if entry.name.startswith(".")}

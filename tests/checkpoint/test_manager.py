@@ -731,15 +731,17 @@ def test_a_base_whose_answer_was_lost_is_one_s_own(tmp_path):
 
 def test_two_beginnings_at_once(tmp_path):
     """As when two tasks run the first batch of an operator."""
-    with Manager(tmp_path, mode="pages", ids=True) as one, Manager(tmp_path, mode="pages", ids=True) as other:
-        with one.begin(5) as a, other.begin(5) as b:
-            for checkpoint, pm in ((one, a), (other, b)):
-                put(pm, a="1")
-                checkpoint.commit(pm)
-                assert loaded(checkpoint.store, 6, checkpoint.version_id.id) == content(pm)
-            for checkpoint in (one, other):
-                id = checkpoint.version_id.id
-                assert loaded(checkpoint.store, 6, id) == {"default": {b"a": [b"1"]}}
+    with (
+        Manager(tmp_path, mode="pages", ids=True) as one,
+        Manager(tmp_path, mode="pages", ids=True) as other,
+        one.begin(5) as a,
+        other.begin(5) as b,
+    ):
+        for checkpoint, pm in ((one, a), (other, b)):
+            put(pm, a="1")
+            checkpoint.commit(pm)
+        for checkpoint in (one, other):
+            assert loaded(checkpoint.store, 6, checkpoint.version_id.id) == {"default": {b"a": [b"1"]}}
 
 
 # ------------------------------------------------------------------------------------------------ cleaning
@@ -850,6 +852,72 @@ def test_a_base_of_another_line_is_not_cleaned_behind(tmp_path):
             checkpoint.commit(pm)
             checkpoint.maintain()
         assert loaded(checkpoint.store) == content(pm)
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("at", [40, -1])
+def test_cleaning_takes_nothing_where_damage_hides_what_is_needed(tmp_path, ids, at):
+    folder = tmp_path / "state/0/0"
+    with Manager(tmp_path, ids=ids, retain=1) as checkpoint, checkpoint.load() as pm:
+        for number in range(10):
+            put(pm, a=str(number))
+            checkpoint.commit(pm)
+        (damaged,) = folder.glob("5*.qdelta")
+        data = bytearray(damaged.read_bytes())
+        data[at] ^= 1
+        damaged.write_bytes(data)
+        checkpoint._bases_every = 100
+        checkpoint.maintain()
+        for number in range(1, 5):
+            assert loaded(checkpoint.store, number) == {"default": {b"a": [b"%d" % (number - 1)]}}
+        # Behind a base nobody needs it.
+        checkpoint._bases_every = 1
+        for _ in range(3):
+            checkpoint.maintain()
+            checkpoint.commit(pm)
+        checkpoint.maintain()
+        assert checkpoint.store.versions()[0].number == 12
+        assert loaded(checkpoint.store) == content(pm)
+
+
+def test_versions_before_one_that_begins_a_line_of_its_own_are_kept(tmp_path):
+    """As after Spark's offline repartitioning, or ``write_version``."""
+    with Manager(tmp_path, retain=4) as checkpoint:
+        with checkpoint.load() as pm:
+            for number in range(1, 6):
+                put(pm, a=str(number))
+                checkpoint.commit(pm)
+        with quire.PageManager() as pm:
+            put(pm, b="1")
+            checkpoint.write_version(pm, 6)
+            checkpoint.commit(pm)
+            checkpoint.maintain()
+            for number in range(3, 6):
+                assert loaded(checkpoint.store, number) == {"default": {b"a": [str(number).encode()]}}
+            for _ in range(3):
+                checkpoint.commit(pm)
+            checkpoint.maintain()
+            assert checkpoint.store.versions()[0] == Version(6)
+            assert loaded(checkpoint.store) == content(pm)
+
+
+def test_nothing_is_kept_in_memory_of_files_that_are_gone(tmp_path):
+    with Manager(tmp_path, retain=1, bases_every=2) as checkpoint, checkpoint.load() as pm:
+        for number in range(40):
+            put(pm, a=str(number))
+            checkpoint.commit(pm)
+            checkpoint.maintain()
+        assert len(checkpoint._needs) < 4
+
+
+def test_maintenance_of_an_arena_that_was_closed_leaves_no_pin(tmp_path):
+    with Manager(tmp_path, bases_every=1) as checkpoint:
+        with checkpoint.load() as pm:
+            put(pm, a="1")
+            checkpoint.commit(pm)
+        with pytest.raises(quire.ClosedError):
+            checkpoint.maintain()
+        assert checkpoint._state.pin._users == 1
 
 
 def test_commands_on_what_the_manager_wrote(tmp_path, monkeypatch, capsys):
