@@ -203,6 +203,10 @@ class Listing:
                 found[file.version] = min(file.modified, found.get(file.version, file.modified))
         return max(found, key=lambda version: (found[version], version), default=None)
 
+    def reaches_behind(self, version: Version) -> bool:
+        """Whether there are versions of a lower number."""
+        return bool(self.versions) and self.versions[0].number < version.number
+
     def reaches_beyond(self, version: Version) -> bool:
         """Whether there are versions of a higher number."""
         return any(found.number > version.number for found in self.versions)
@@ -380,6 +384,10 @@ class Store:
                 failure = failure or error
         raise failure or NotFoundError(f"{self.location} holds no files of Quire")
 
+    def path_of(self, version: Version, kind: FileKind) -> str:
+        """The whole path of the file that a version would have, for messages."""
+        return self._storage.display(join(self._path, f"{version}.{SUFFIXES[kind]}"))
+
     def name_of(self, file: StoredFile) -> str:
         """A file with its whole path, for messages."""
         return self._storage.display(file.path)
@@ -416,6 +424,10 @@ class Store:
         """
         return steadily(lambda: self._resolve(self.listing(), version, id))
 
+    def newest(self, listing: Listing) -> Version:
+        """What ``resolve()`` gives, of a listing."""
+        return self._resolve(listing, None, None)
+
     def _resolve(self, listing: Listing, number: int | None, id: str | None) -> Version:
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
             raise InvalidError(f"version {number!r}: give a whole number, or None for the newest")
@@ -432,7 +444,10 @@ class Store:
             return found[0]
         newest, last = listing.last(), listing.last(wanted)
         assert newest is not None and last is not None
-        return next((v for v in self.ancestors(listing, newest) if v in found), last)
+        # What is too damaged to tell what it grew out of is nobody's choice.
+        with contextlib.suppress(CorruptError, VersionError):
+            return next((v for v in self.ancestors(listing, newest) if v in found), last)
+        return last
 
     def ancestors(self, listing: Listing, version: Version) -> Iterator[Version]:
         """The version and those it grew out of, newest first, as far as there are commit files."""
@@ -487,7 +502,7 @@ class Store:
             if at.number == 0 or (file is None and found):
                 return
             if file is None:
-                missing = self._storage.display(join(self._path, f"{at}.{SUFFIXES[FileKind.DELTA]}"))
+                missing = self.path_of(at, FileKind.DELTA)
                 what = f"{missing} is not there, and version {version} has no base newer than that"
                 raise NotFoundError(what) if damage is None else type(damage)(f"{damage}; {what}")
             try:
@@ -501,7 +516,7 @@ class Store:
             if behind_pages and needs.kind != FileKind.PAGES:
                 if found:
                     return
-                missing = self._storage.display(join(self._path, f"{at}.{SUFFIXES[FileKind.BASE]}"))
+                missing = self.path_of(at, FileKind.BASE)
                 raise damage or NotFoundError(f"{missing} is not there, and the pages behind it need it")
             deltas.append(file)
             if needs.kind != FileKind.LOG:

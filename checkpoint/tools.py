@@ -148,7 +148,7 @@ def _summary(store: Store) -> Summary:
     files = listing.files
     if not files:
         raise NotFoundError(f"{store.location} holds no version")
-    newest = files[-1].version
+    newest = store.newest(listing)
     bases = [file for file in files if file.kind == FileKind.BASE]
     # The delta where there is one: not all bases count the keys.
     last = min((file for file in files if file.version == newest), key=lambda file: file.kind)
@@ -171,7 +171,8 @@ def _summary(store: Store) -> Summary:
             found.page_size = store.header(bases[-1]).page_bytes
     with noting(found.problems, (*DAMAGE, NotFoundError)):
         line = store.line(newest.number, newest.id)
-        parts = [part for part in listing.parts if line.base is not None and part.version == line.base.version]
+        names = set(store.parts(line.base)) if line.base is not None else set()
+        parts = [part for part in listing.parts if part.path.rpartition("/")[2] in names]
         found.extent = {
             "files": len(line.files) + len(parts),
             "bytes": sum(file.size for file in (*line.files, *parts)),
@@ -253,8 +254,12 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
 
+class CleanedError(Exception):
+    """A query that goes on has removed a file that was to be looked at, since nothing needs it any more."""
+
+
 class Examination:
-    """One look at all that a store's newest version needs, or at all of its files.
+    """One look at all that a store's newest version needs, or at all of its files, as far as they stay.
 
     missing_is_damage: else ``NotFoundError`` is raised for a missing file, since a new listing may do without it.
     """
@@ -278,36 +283,66 @@ class Examination:
         newest = [version for version in listing.versions if version.number == listing.versions[-1].number]
         self._verdict.version = " ".join(map(str, newest))
         for version in newest:
+            lines: list[Line] = []
             with self._noting():
-                lines = self._store.lines_in(listing, version)
-                self._verdict.keys = self._replay(list(lines)[-1] if self._every_file else next(lines), listing)
+                lines = self._lines(listing, version)
+            if lines:
+                self._verdict.keys = self._replay_longest(lines, listing)
         if self._every_file:
             self._look_at_others(listing)
         return self._verdict
 
+    def _lines(self, listing: Listing, version: Version) -> list[Line]:
+        """What a version can be loaded from, if every file is looked at; else the shortest."""
+        lines: list[Line] = []
+        try:
+            for line in self._store.lines_in(listing, version):
+                lines.append(line)
+                if not self._every_file:
+                    break
+        except NotFoundError:
+            if not lines:
+                raise
+            # A file that was listed is gone, which shows when it is looked at.
+        return lines
+
+    def _replay_longest(self, lines: list[Line], listing: Listing) -> int | None:
+        """As ``_replay``, of the last of these lines that is there long enough."""
+        for line in reversed(lines):
+            with contextlib.suppress(CleanedError):
+                return self._replay(line, listing)
+        raise NotFoundError(
+            f"{self._store.location}: the query removes files faster than they can be read; verify a copy, or let it "
+            "keep more versions"
+        )
+
     def _look_at_others(self, listing: Listing) -> None:
         """The files that the newest version does not need: along with what they need, or by themselves."""
         for file in reversed(listing.files):
+            if file.kind == FileKind.DELTA:
+                self._note_hole(listing, file)
             if file in self._seen:
                 continue
             lines: list[Line] = []
-            with contextlib.suppress(*DAMAGE):
-                try:
-                    lines = list(self._store.lines_in(listing, file.version))
-                except NotFoundError as error:
-                    self._note_hole(listing, file, error)
+            with contextlib.suppress(NotFoundError, *DAMAGE):
+                lines = self._lines(listing, file.version)
             if lines and file in lines[-1].files:
-                self._replay(lines[-1], listing)
-            else:
+                with contextlib.suppress(CleanedError):
+                    self._replay(lines[-1], listing)
+            if file not in self._seen:
                 self._look_at(file)
 
-    def _note_hole(self, listing: Listing, file: StoredFile, error: NotFoundError) -> None:
+    def _note_hole(self, listing: Listing, file: StoredFile) -> None:
         """Cleaning removes the oldest first: what is missing between others was removed by somebody else."""
-        with contextlib.suppress(NotFoundError):  # of a query that goes on
-            *_, missing = self._store.ancestors(listing, file.version)
-            if listing.files[0].version.number < missing.number:
-                with self._noting():
-                    raise CorruptError(str(error))
+        with contextlib.suppress(NotFoundError, *DAMAGE):  # of a query that goes on; or what is named elsewhere
+            parent = self._store.parent(listing, file)
+            # Files may have come and gone while they were listed.
+            if self._is_hole(listing, parent) and self._is_hole(self._store.listing(), parent):
+                missing = self._store.path_of(parent, FileKind.DELTA)
+                self._verdict.problems.append(f"{missing} is not there, and files of versions before it are")
+
+    def _is_hole(self, listing: Listing, version: Version) -> bool:
+        return version not in listing.versions and listing.reaches_behind(version)
 
     def _noting(self) -> contextlib.AbstractContextManager[None]:
         return noting(self._verdict.problems, self._damage)
@@ -320,7 +355,19 @@ class Examination:
             self._verdict.files += len(read)
             self._verdict.bytes += sum(each.size for each in read)
             self._advance(sum(each.size for each in read))
-        return self._store.read(file)
+        with self._while_it_stays(file):
+            return self._store.read(file)
+
+    @contextlib.contextmanager
+    def _while_it_stays(self, file: StoredFile) -> Iterator[None]:
+        """``CleanedError`` if a file that was there is gone with all that were older."""
+        try:
+            yield
+        except NotFoundError as error:
+            left = self._store.files()
+            if left and file not in left and left[0].version.number >= file.version.number:
+                raise CleanedError from error
+            raise
 
     def _replay(self, line: Line, listing: Listing) -> int | None:
         """Reads a line to its end, and goes on behind a damaged file to name all that are damaged.
@@ -339,7 +386,8 @@ class Examination:
                         # Logs that the line starts with hold every key of the later of these versions alone.
                         whole = not (line.logs and found.header.kind == FileKind.LOG and found.since < line.first)
                         if whole:
-                            self._check_keys(state, file, found, listing)
+                            with contextlib.suppress(CleanedError):
+                                self._check_keys(state, file, found, listing)
                     else:
                         self._store.records(file, found)
                     done = True
@@ -357,7 +405,7 @@ class Examination:
 
     def _look_at(self, file: StoredFile, expected: PageManager | None = None) -> None:
         """A file by itself. expected: the state that a base must hold."""
-        with self._noting():
+        with contextlib.suppress(CleanedError), self._noting():
             found = self._read(file)
             if file.kind == FileKind.DELTA:
                 self._store.records(file, found)
@@ -381,9 +429,10 @@ class Examination:
             # Not all bases count the keys; the delta of their version does.
             if counted is None:
                 return
-            if self._store.header(counted).kind == FileKind.LOG:
-                return
-            keys = self._store.keys(counted)
+            with self._while_it_stays(counted):
+                if self._store.header(counted).kind == FileKind.LOG:
+                    return
+                keys = self._store.keys(counted)
         # A log counts every key, those that Spark keeps for itself, too.
         is_log = found.header.kind == FileKind.LOG
         there = sum(map(len, families(state).values())) if is_log else sum(counted_keys(state))
@@ -408,10 +457,11 @@ def keys_fit(state: PageManager, keys: int) -> bool:
     counts = counted_keys(state)
     if keys == sum(counts):
         return True
-    sums = {0} if len(counts) > 1 else set()
+    # Bit n: some of them have n keys together. There are too many choices to look at each.
+    sums = 1 if len(counts) > 1 else 0
     for count in counts:
-        sums |= {each + count for each in sums if each + count <= keys}
-    return keys in sums
+        sums |= sums << count
+    return bool(sums >> keys & 1)
 
 
 def verify(url: str, as_json: bool = False, every_file: bool = False, storage: Any = None) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import random
 import struct
 import tempfile
@@ -19,7 +20,7 @@ from pyarrow import fs
 from stores import CHANGES, Writer, frame_ends, loaded, sample
 
 import quire
-from quire.checkpoint import Checkpoint, Store, StoreId, Version, codecs, container, delta, reader, storage
+from quire.checkpoint import Checkpoint, Manager, Store, StoreId, Version, codecs, container, delta, reader, storage
 from quire.checkpoint.container import FileKind, Frame, FrameKind
 
 REFUSED = (quire.CorruptError, quire.VersionError)
@@ -197,6 +198,29 @@ def test_attempts_at_one_batch_are_told_apart(tmp_path):
         assert loaded(store)["default"] == {b"a": [b"2"], b"b": [b"3"]}
         assert loaded(store, 2)["default"] == {b"a": [b"2"]}
         assert store.resolve(2) != lost
+
+
+def test_damage_after_attempts_at_one_batch_hides_none_of_them(tmp_path):
+    """It cannot tell which of them it grew out of; whoever goes back behind the damage gives a number."""
+    folder = tmp_path / "state/0/0"
+    with Manager(tmp_path, ids=True) as one, Manager(tmp_path, ids=True) as other:
+        with one.load() as pm:
+            one.commit(pm)
+            with other.load() as pm_of_other:
+                for _ in range(2):
+                    one.commit(pm)
+                    other.commit(pm_of_other)
+            one.commit(pm)
+        (damaged,) = folder.glob("4_*.qdelta")
+        data = bytearray(damaged.read_bytes())
+        data[40] ^= 1
+        damaged.write_bytes(data)
+        os.utime(damaged, ns=(0, 1 << 62))
+        last = max(folder.glob("3_*.qdelta"), key=lambda path: path.stat().st_mtime_ns)
+        assert f"{one.store.resolve(3)}.qdelta" == last.name
+        one.store.load(3).close()
+        with pytest.raises(quire.CorruptError, match=damaged.name):
+            one.store.load()
 
 
 def test_a_query_that_changed_to_format_2(tmp_path):

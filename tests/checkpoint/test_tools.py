@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+import os
 import random
 import re
 import shutil
 import struct
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -16,7 +18,7 @@ import stores
 from pyarrow import parquet
 
 import quire
-from quire.checkpoint import Checkpoint, Manager, StoreId, Version, container, storage, tools
+from quire.checkpoint import Checkpoint, Manager, StoreId, Version, container, io_service, storage, tools
 from quire.checkpoint.codecs import compress, decompress
 from quire.checkpoint.container import FileKind
 from quire.cli import main
@@ -110,6 +112,32 @@ def test_inspect_of_versions_with_ids(tmp_path, run):
     assert (found["versions"], found["bases"], found["keys"]) == (["1"], ["1"], 1)
 
 
+def test_inspect_tells_of_the_version_that_counts(tmp_path, run):
+    """Of several newest ones that which is loaded; of parts, those that are."""
+    with Manager(tmp_path, ids=True) as checkpoint, checkpoint.load() as pm:
+        checkpoint.commit(pm)
+    for count in range(1, 5):
+        with Manager(tmp_path, ids=True) as checkpoint, checkpoint.load(1) as pm:
+            pm.map("default").update({b"%d" % key: b"" for key in range(count)})
+            checkpoint.commit(pm)
+            newest = checkpoint.version_id
+        (path,) = (tmp_path / "state/0/0").glob(f"{newest}.qdelta")
+        os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + count * 10**9))
+        (store,) = json.loads(run("inspect", "--json", tmp_path)[1])["stores"]
+        assert (store["newest"], store["keys"]) == (str(newest), count)
+
+
+def test_inspect_counts_the_parts_that_a_restart_reads(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(io_service, "INLINE_BYTES", 1)
+    with Manager(tmp_path, bases_every=1) as checkpoint, checkpoint.load() as pm:
+        checkpoint.commit(pm)
+        checkpoint.maintain()
+    read = [path for path in (tmp_path / "state/0/0").iterdir() if path.suffix != ".qdelta"]
+    (tmp_path / "state/0/0/1.0badcafe.0.qpart").write_bytes(b"left by one that was killed")
+    (store,) = json.loads(run("inspect", "--json", tmp_path)[1])["stores"]
+    assert store["extent"] == {"files": len(read), "bytes": sum(path.stat().st_size for path in read)}
+
+
 # ------------------------------------------------------------------------------------------------ verify
 
 
@@ -190,6 +218,19 @@ def test_keys_of_families_that_a_query_no_longer_has():
         assert [keys for keys in range(20) if tools.keys_fit(state, keys)] == [1]
 
 
+def test_keys_of_many_families_take_no_memory(monkeypatch):
+    """There are 2 ** 40 choices of these families."""
+    counts = [1000 * (number + 1) + number * number for number in range(40)]
+    monkeypatch.setattr(tools, "counted_keys", lambda state: counts)
+    tracemalloc.start()
+    try:
+        assert tools.keys_fit(None, sum(counts[::2])) and not tools.keys_fit(None, 999)
+        assert not tools.keys_fit(None, sum(counts) + 1) and not tools.keys_fit(None, 1 << 63)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_verify_compares_bases_with_deltas(tmp_path, run):
     """A base that is sound, of another state."""
     stores.sample(tmp_path / "state/0/3")
@@ -214,6 +255,64 @@ def test_verify_in_mid_cleaning(folder):
             return super().open(name)
 
     assert tools.verify(str(folder), every_file=True, storage=Cleaned()) == 0
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("options", [[], ["--all"]])
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_verify_while_the_query_removes_old_files(tmp_path, capsys, ids, options, every):
+    """However often: what was cleaned away since it was listed is not missing."""
+    with Manager(tmp_path, retain=8, bases_every=3, ids=ids) as checkpoint, checkpoint.load() as pm:
+
+        def step():
+            pm.map("default")[b"a"] = b"%d" % checkpoint.version
+            checkpoint.commit(pm)
+            checkpoint.maintain()
+
+        for _ in range(15):
+            step()
+
+        class Busy(storage.LocalStorage):
+            opened = 0
+
+            def open(self, path):
+                self.opened += 1
+                if self.opened % every == 0:
+                    step()
+                return super().open(path)
+
+        assert tools.verify(str(tmp_path), every_file=bool(options), storage=Busy()) == 0
+        assert capsys.readouterr().out.endswith("all sound\n")
+
+
+def test_verify_of_a_query_that_is_too_fast(tmp_path):
+    with Manager(tmp_path, retain=1, bases_every=1) as checkpoint, checkpoint.load() as pm:
+        checkpoint.commit(pm)
+
+        class Busy(storage.LocalStorage):
+            def open(self, path):
+                for _ in range(3):
+                    checkpoint.commit(pm)
+                    checkpoint.maintain()
+                return super().open(path)
+
+        with pytest.raises(quire.NotFoundError, match="faster than they can be read"):
+            tools.verify(str(tmp_path), storage=Busy())
+
+
+@pytest.mark.parametrize("name", ["2.qdelta", "5.qdelta"])
+def test_a_file_that_is_gone_while_it_is_verified_is_missing(folder, capsys, name):
+    """Unlike what cleaning takes: older ones are still there."""
+    (path,) = (folder / "state/0/3").glob(name)
+
+    class Removing(storage.LocalStorage):
+        def open(self, opened):
+            if opened.endswith(name):
+                path.unlink(missing_ok=True)
+            return super().open(opened)
+
+    assert tools.verify(str(folder), every_file=True, storage=Removing()) == 1
+    assert name in capsys.readouterr().out
 
 
 def test_verify_of_several_newest_versions(tmp_path, run):
@@ -505,6 +604,16 @@ def test_verify_of_all_names_a_hole_between_files(tmp_path, run):
     assert run("verify", tmp_path)[0] == 0  # the newest version needs none of them
     code, out, _ = run("verify", "--all", tmp_path)
     assert code == 1 and "4.qdelta is not there" in out
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_verify_of_all_names_a_hole_before_a_base(tmp_path, run, ids):
+    """No version that is there needs what is missing, but it was to be kept."""
+    committed(tmp_path, 7, bases_every=6, ids=ids)
+    (missing,) = (tmp_path / "state/0/0").glob("5*.qdelta")
+    missing.unlink()
+    code, out, _ = run("verify", "--all", tmp_path)
+    assert (code, out.count("is not there")) == (1, 1) and f"{missing} is not there" in out
 
 
 def test_verify_of_all_takes_pages_whose_start_is_gone_where_a_base_serves(tmp_path, run):
