@@ -283,8 +283,8 @@ class Manager:
     >>> folder.cleanup()
 
     Of two programs that commit the same version the first one wins, whole; the other gets ``ExistsError`` and must load
-    again. (Spark's provider replaces the file instead: there the last one wins.) ``load(version=v)`` goes back: the
-    next commit removes what came after v.
+    again. (Spark's provider, like ``ids``, gives each commit a file of its own: there both have it.)
+    ``load(version=v)`` goes back: the next commit removes what came after v.
 
     Threads: one at a time. A base is written by threads of the manager's own.
     """

@@ -40,6 +40,10 @@ RETRY_WAITS_SECONDS = (0.1, 0.4, 1.6)
 REASON_LENGTH_MAX = 500
 TRANSIENT_ERRNOS = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY}
 
+NO_SPACE_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
+# What disks say that have no hard links, such as those of other systems, and object stores mounted as folders.
+NO_LINKS_ERRNOS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
 LOCAL_WRITE_BYTES = 1 << 20
 
 WEBHDFS_PORT = 9870
@@ -167,7 +171,7 @@ def translated(error: Exception, path: str) -> QuireError:
         return ExistsError(f"{path} is there already")
     reason = str(getattr(error, "strerror", None) or error) or type(error).__name__
     cause = f"{path}: {reason[:REASON_LENGTH_MAX]}"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and error.errno in NO_SPACE_ERRNOS:
         return NoSpaceError(cause)
     return IOFailedError(cause)
 
@@ -253,7 +257,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class LocalStorage(Storage):
-    """The system's own files.
+    """The system's own files. On a disk without hard links, of two who write a new name at once the later one may win.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -313,8 +317,7 @@ class LocalStorage(Storage):
                 if replace:
                     hidden.replace(path)
                 else:
-                    # Unlike a rename, a link fails if the name is taken.
-                    Path(path).hardlink_to(hidden)
+                    self._rename_new(hidden, Path(path))
             except FileNotFoundError as error:
                 raise IOFailedError(f"{path}: it was removed, as {hidden.name}, before it had its name") from error
             fault.point("write.published")
@@ -322,6 +325,17 @@ class LocalStorage(Storage):
             hidden.unlink(missing_ok=True)
         sync_folder(folder)
         fault.point("write.done")
+
+    def _rename_new(self, hidden: Path, path: Path) -> None:
+        """Gives a file a new name; ``FileExistsError`` if that is taken."""
+        try:
+            path.hardlink_to(hidden)  # unlike a rename, it fails if the name is taken
+        except OSError as error:
+            if error.errno not in NO_LINKS_ERRNOS:
+                raise
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, "there already", str(path)) from error
+            hidden.rename(path)
 
     def delete(self, path: str) -> None:
         """As Storage says."""

@@ -367,6 +367,33 @@ def test_faults_that_pass_are_tried_again():
         storage.retrying(failing([KeyError()]), "x")
 
 
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
+def test_a_disk_without_hard_links(tmp_path, monkeypatch, code):
+    """As those of other systems are, and object stores that are mounted as folders."""
+
+    def refuse(path, target):
+        raise OSError(code, "no links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    path = str(tmp_path / "1.qdelta")
+    LocalStorage().write_atomic(path, b"bytes")
+    with pytest.raises(quire.ExistsError):
+        LocalStorage().write_atomic(path, b"others")
+    assert Path(path).read_bytes() == b"bytes" and [each.name for each in tmp_path.iterdir()] == ["1.qdelta"]
+    folder = tmp_path / "checkpoint"
+    with Manager(folder) as one, Manager(folder) as other, one.load() as pm, other.load() as later:
+        later.map("users")[b"other"] = b"1"
+        one.commit(pm)
+        with pytest.raises(quire.ExistsError):
+            other.commit(later)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_no_room_is_told_apart(code):
+    with pytest.raises(quire.NoSpaceError, match="no room"):
+        storage.retrying(failing([OSError(code, "no room")]), "x")
+
+
 def test_a_full_disk(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
