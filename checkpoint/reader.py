@@ -321,10 +321,40 @@ def stretches(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[int,
     end = 0
     while end < most - same and old[-1 - end] == new[-1 - end]:
         end += 1
-    middle = difflib.SequenceMatcher(None, old[same : len(old) - end], new[same : len(new) - end])
-    for tag, start, stop, new_start, new_stop in middle.get_opcodes():
-        if tag != "equal":
+    was, now = old[same : len(old) - end], new[same : len(new) - end]
+    stays = overlap(was, now)
+    if 2 * stays >= max(len(was), len(now)):
+        # A queue that moved on, which what follows could take hours for.
+        changes = [(0, len(was) - stays, 0, 0), (len(was), len(was), stays, len(now))]
+    else:
+        found = difflib.SequenceMatcher(None, was, now).get_opcodes()
+        changes = [(start, stop, begin, end) for tag, start, stop, begin, end in found if tag != "equal"]
+    for start, stop, new_start, new_stop in changes:
+        if start != stop or new_start != new_stop:
             yield same + start, same + stop, same + new_start, same + new_stop
+
+
+def overlap(old: Sequence[bytes], new: Sequence[bytes]) -> int:
+    """How many records at the end of one list the other begins with. The time follows their length.
+
+    >>> overlap([b"a", b"b", b"a", b"b"], [b"a", b"b", b"c"])
+    2
+    """
+    if not new:
+        return 0
+    shorter = [0] * len(new)  # of so many that fit, how many of them begin and end alike
+    count = 0
+    for number in range(1, len(new)):
+        while count and new[number] != new[count]:
+            count = shorter[count - 1]
+        count += new[number] == new[count]
+        shorter[number] = count
+    count = 0
+    for record in old:
+        while count and (count == len(new) or record != new[count]):
+            count = shorter[count - 1]
+        count += record == new[count]
+    return count
 
 
 def steadily(call: Callable[[], Result]) -> Result:

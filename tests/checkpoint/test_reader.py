@@ -9,6 +9,7 @@ import random
 import struct
 import tempfile
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -198,6 +199,35 @@ def test_attempts_at_one_batch_are_told_apart(tmp_path):
         assert loaded(store)["default"] == {b"a": [b"2"], b"b": [b"3"]}
         assert loaded(store, 2)["default"] == {b"a": [b"2"]}
         assert store.resolve(2) != lost
+
+
+LETTERS = st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=12)
+
+
+@given(LETTERS, LETTERS, st.integers(0, 12), st.integers(0, 12))
+def test_where_two_lists_differ(one, other, taken, size):
+    for old, new in ((one, other), (one, one[taken:] + other[:size])):
+        end = reader.overlap(old, new)
+        assert end == max(n for n in range(min(len(old), len(new)) + 1) if old[len(old) - n :] == new[:n])
+        found = list(reader.stretches(old, new))
+        made, at = [], 0
+        for start, stop, new_start, new_stop in found:
+            assert at <= start and (start != stop or new_start != new_stop)
+            made += old[at:start]
+            assert len(made) == new_start
+            made += new[new_start:new_stop]
+            at = stop
+        assert made + old[at:] == new
+
+
+def test_a_long_queue_that_moved_on():
+    """Records that are often there would have a search for matches look at all pairs of them."""
+    rng = random.Random(1)
+    old = [b"%d" % rng.randrange(1000) for _ in range(200_000)]
+    new = old[1000:] + [b"%d" % rng.randrange(1000) for _ in range(500)]
+    started = time.monotonic()
+    assert list(reader.stretches(old, new)) == [(0, 1000, 0, 0), (200_000, 200_000, 199_000, 199_500)]
+    assert time.monotonic() - started < 20
 
 
 def test_damage_after_attempts_at_one_batch_hides_none_of_them(tmp_path):
