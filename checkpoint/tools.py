@@ -531,17 +531,19 @@ def dump(
     with contextlib.ExitStack() as stack:
         newer = stack.enter_context(_load(chosen, version))
         older = None if since is None else stack.enter_context(_load(chosen, since))
-        kinds = {**(older.sets() if older else {}), **newer.sets()}
-        if family is not None and family not in kinds:
-            raise NotFoundError(f"{chosen.location} has no family {family!r}: there are {', '.join(sorted(kinds))}")
-        shown = {kind for name, kind in kinds.items() if family in (None, name)}
-        columns = _columns(older is not None, shown)
-        typed = {name for name in kinds if family in (None, name) and is_typed(newer, name)}
+        states = [newer] if older is None else [older, newer]
+        # A name may have been that of a list, and be that of a map.
+        sets = [(name, kind) for state in states for name, kind in state.sets().items()]
+        names = sorted({name for name, _ in sets})
+        if family is not None and family not in names:
+            raise NotFoundError(f"{chosen.location} has no family {family!r}: there are {', '.join(names)}")
+        columns = _columns(older is not None, {kind for name, kind in sets if family in (None, name)})
+        typed = {n for n in names if family in (None, n) and any(is_typed(state, n) for state in states)}
         if format == "parquet" and typed:
-            if older is not None or (len(kinds) > 1 and family is None):
+            if older is not None or (len(names) > 1 and family is None):
                 raise InvalidError(
                     "Parquet takes one structure of this state at a time, and no differences: give --family, one of "
-                    f"{', '.join(sorted(kinds))}, without --since; or another --format"
+                    f"{', '.join(names)}, without --since; or another --format"
                 )
             write_parquet([table_of(newer, *typed).slice(0, limit)])
             return FINE

@@ -486,6 +486,22 @@ def test_inspect_and_verify_of_lists(lists, run):
     assert code != 0 and "1.qdelta: the state has 4 keys, the end of its file says 2" in out
 
 
+@pytest.mark.parametrize(("since", "version"), [(1, 2), (2, 1)])
+def test_dump_of_a_name_that_was_another_structure_s(tmp_path, run, since, version):
+    with Manager(tmp_path) as checkpoint, checkpoint.load() as pm:
+        pm.list("x").append(b"record")
+        checkpoint.commit(pm)
+        pm.destroy("x")
+        pm.map("x")[b"key"] = b"value"
+        checkpoint.commit(pm)
+    choice = ["--since", since, "--version", version]
+    code, out, err = run("dump", tmp_path, *choice, "--format", "csv")
+    assert (code, err, out.splitlines()[0]) == (0, "", "change,family,key,position,before,after")
+    found = {row["change"]: row for row in csv.DictReader(io.StringIO(out))}
+    of_list, of_map = (found[change] for change in (("removed", "added") if since == 1 else ("added", "removed")))
+    assert (of_list["position"], of_list["key"], of_map["position"], of_map["key"]) == ("0", "", "", b"key".hex())
+
+
 def test_parquet_is_nothing_for_a_terminal(folder, run, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     code, out, err = run("dump", folder, "--format", "parquet")
