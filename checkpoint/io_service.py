@@ -235,6 +235,12 @@ class BaseWriter:
         if self._parts is not None:
             self._parts.check_there()
         file.publish(b"".join(container.pieces(file.header, frames, file.keys, compress)))
+        if self._parts is not None:
+            try:
+                self._parts.check_there()
+            except NotFoundError:
+                file.storage.delete(file.path)  # of no use to anybody
+                raise
         if self._parts is None:
             self._job.advance(self._job.bytes_total)
         fault.point("base.done")

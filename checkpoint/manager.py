@@ -5,6 +5,7 @@ memory, so a failure leaves the last version as it was. Bases are written from a
 on. What is written for a commit is up to a ``Mode``; what a file needs to be read, the file itself tells.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -713,7 +714,10 @@ class Manager:
         # Whether they led to the last one or not: there may be several lines, and several who go on from them.
         kept = [version for version in listing.versions if version.number >= earliest]
         first = min((self._first_needed(listing, version) for version in kept), default=0)
-        newest = max((v.number for v in kept if v in listing.bases and v.number <= latest.number), default=first)
+        newest = first
+        with contextlib.suppress(CorruptError, VersionError):
+            led = self._store.ancestors(listing, latest)
+            newest = next((v.number for v in led if v in listing.bases and v.number >= first), first)
         gone = [bases[version].path for version in damaged & bases.keys()]
         gone += [file.path for file in listing.files if file.version.number < first and file.path not in gone]
         older = [base for base in bases.values() if first <= base.version.number < newest]
@@ -764,6 +768,9 @@ class Manager:
                     unknown.add(base.version)  # whoever repairs it may want them
                 except NotFoundError:
                     pass  # somebody else cleans, too
+        # Whoever wrote them may have come to the base meanwhile.
+        now = self._listing().bases if old else {}
+        unknown |= {part.version for part in old if part.version in now and part.version not in listing.bases}
         return sorted(part.path for part in old if part.path not in named and part.version not in unknown)
 
 

@@ -818,6 +818,49 @@ def test_no_base_names_parts_that_are_gone(tmp_path):
         assert "1.qbase" not in names(tmp_path)
 
 
+@pytest.mark.usefixtures("small")
+def test_a_base_whose_parts_went_as_it_got_its_name_goes(tmp_path):
+    class Cleaned(storage.LocalStorage):
+        def write_atomic(self, path, data, *, replace=False):
+            super().write_atomic(path, data, replace=replace)
+            if path.endswith("qbase"):
+                next(Path(path).parent.glob("*.qpart")).unlink()
+
+    with Manager(tmp_path, bases_every=1, storage=Cleaned()) as checkpoint, checkpoint.load() as pm:
+        fill(pm, 1)
+        checkpoint.commit(pm)
+        with pytest.raises(quire.NotFoundError, match="was removed before its base was written"):
+            checkpoint.maintain()
+        assert "1.qbase" not in names(tmp_path)
+        assert loaded(checkpoint.store) == content(pm)
+
+
+@pytest.mark.usefixtures("small")
+def test_parts_whose_base_comes_while_others_clean_stay(tmp_path):
+    """The one who cleans has listed the parts without it."""
+    folder, aside = tmp_path / "state/0/0", tmp_path / "aside"
+
+    class Late(storage.LocalStorage):
+        def list(self, path):
+            found = super().list(path)
+            if path == str(folder) and aside.exists():
+                aside.rename(folder / "1.qbase")
+            return found
+
+    with Manager(tmp_path, bases_every=1, storage=Late()) as checkpoint, checkpoint.load() as pm:
+        fill(pm, 1)
+        checkpoint.commit(pm)
+        checkpoint.maintain()
+        checkpoint.commit(pm)
+        checkpoint.maintain()
+        checkpoint._bases_every = 100
+        (folder / "1.qbase").rename(aside)
+        checkpoint.maintain()
+        assert not aside.exists()
+        checkpoint.maintain()
+        assert loaded(checkpoint.store, 1) == content(pm)
+
+
 def test_checksums_of_hadoop_go_with_their_files(tmp_path):
     folder = tmp_path / "state/0/0"
     with Manager(tmp_path, bases_every=1, retain=1) as checkpoint:
