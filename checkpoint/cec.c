@@ -1001,39 +1001,32 @@ int quire_cec_committed(quire_cec *cec) {
 
 /* ------------------------------------------------------------------------------------------------ loading */
 
-static int payload_count(const uint8_t *payload, size_t count, uint64_t *records) {
-    quire_delta_reader reader = {payload, payload + count};
-    quire_delta_record record;
-    int rc;
-    while ((rc = quire_delta_next(&reader, &record)) == QUIRE_OK) {
-        switch (record.op) {
-        case QUIRE_DELTA_FAMILY:
-            if (!quire_records_is_map(record.kind)) {
-                return quire_fail(QUIRE_E_CORRUPT, "a family of a log is no map");
-            }
-            break;
-        case QUIRE_DELTA_DROP:
-            break;
-        case QUIRE_DELTA_OPEN:
-        case QUIRE_DELTA_PUT:
-        case QUIRE_DELTA_PUT_ALL:
-        case QUIRE_DELTA_REMOVE:
-        case QUIRE_DELTA_CHECK:
-            ++*records;
-            break;
-        default:
-            return quire_fail(QUIRE_E_CORRUPT, "a record of kind %d stands in a log, whose records are whole",
-                              (int)record.op);
-        }
+/* Counts the record; refuses what no log holds. */
+static int record_admit(void *context, const quire_delta_record *record) {
+    uint64_t *records = context;
+    switch (record->op) {
+    case QUIRE_DELTA_FAMILY:
+        return quire_records_is_map(record->kind) ? QUIRE_OK
+                                                  : quire_fail(QUIRE_E_CORRUPT, "a family of a log is no map");
+    case QUIRE_DELTA_DROP:
+        return QUIRE_OK;
+    case QUIRE_DELTA_OPEN:
+    case QUIRE_DELTA_PUT:
+    case QUIRE_DELTA_PUT_ALL:
+    case QUIRE_DELTA_REMOVE:
+    case QUIRE_DELTA_CHECK:
+        ++*records;
+        return QUIRE_OK;
+    default:
+        return quire_fail(QUIRE_E_CORRUPT, "a record of kind %d stands in a log, whose records are whole",
+                          (int)record->op);
     }
-    return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
 }
 
 int quire_cec_apply(quire_cec *cec, const uint8_t *payload, size_t count) {
     uint64_t records = 0;
     writing_forget(cec);
-    QUIRE_TRY(payload_count(payload, count, &records));
-    QUIRE_TRY(quire_delta_apply(cec->arena, payload, count));
+    QUIRE_TRY(quire_records_apply(cec->arena, payload, count, record_admit, &records));
     cec->applied += records;
     return QUIRE_OK;
 }

@@ -17,7 +17,7 @@
 
 #define VARINT_BYTES_MAX 10u
 #define LENGTH_BYTES     4u /* before each of several values */
-#define RUN_ROWS         256
+#define RUN_ITEMS        64
 #define RUN_BYTES        (64u << 10)
 /* Shorter values are written whole: a patch would save little, and costs a look-up of the old value when it is applied. */
 #define PATCHED_BYTES_MIN (32u + LENGTH_BYTES)
@@ -509,7 +509,11 @@ static int bad_record(const char *what) {
     return quire_fail(QUIRE_E_CORRUPT, "a record of a delta makes no sense: %s", what);
 }
 
-static int varint_get(quire_delta_reader *reader, uint64_t *value) {
+static inline int varint_get(quire_delta_reader *reader, uint64_t *value) {
+    if (QUIRE_LIKELY(reader->next != reader->end && *reader->next < 0x80)) {
+        *value = *reader->next++;
+        return QUIRE_OK;
+    }
     uint64_t result = 0;
     for (unsigned shift = 0; shift < 64; shift += 7) {
         if (reader->next == reader->end) {
@@ -525,7 +529,7 @@ static int varint_get(quire_delta_reader *reader, uint64_t *value) {
     return bad_record("a length does not end");
 }
 
-static int bytes_get(quire_delta_reader *reader, uint64_t count, const uint8_t **bytes, size_t *bytes_count) {
+static inline int bytes_get(quire_delta_reader *reader, uint64_t count, const uint8_t **bytes, size_t *bytes_count) {
     if (count > (uint64_t)(reader->end - reader->next)) {
         return bad_record("it is longer than what is left");
     }
@@ -731,56 +735,28 @@ static int values_put(quire_kv *kv, const quire_delta_record *record) {
 }
 
 /* Puts and patches are done many at a time, so that the memory of several keys is asked for at once. They wait in two runs; patches are
- * done later than the puts before them, and may be so: no key is in both (delta.h I1). */
-typedef struct {
-    quire_column keys, values;
-} put_run;
-
+ * done later than the puts before them, and may be so: no key is in both (delta.h I1). Keys and values stay in the payload. */
 typedef struct {
     delta_target target;
-    put_run puts, patched;
-    quire_delta_record patches[RUN_ROWS]; /* of patched.keys */
-    uint64_t patched_bytes;               /* of what they lead to */
-    quire_column older;                   /* the values that these keys have */
-    quire_buffer value;                   /* own holds the one being made */
+    quire_item puts[RUN_ITEMS];
+    size_t put_count;
+    quire_delta_record patches[RUN_ITEMS];
+    size_t patch_count;
+    uint64_t patched_bytes; /* of what the patches lead to */
+    quire_buffer older;     /* an old value that is not in one piece */
+    quire_buffer patched;   /* own holds what the patches lead to, back to back */
 } delta_runs;
 
-static quire_rows rows_of(const quire_column *column) {
-    return (quire_rows){.bytes = column->bytes,
-                        .offsets32 = column->offsets32,
-                        .offsets64 = column->offsets64,
-                        .row_count = column->row_count};
-}
-
-static void column_clear(quire_column *column) {
-    column->bytes_count = 0;
-    column->row_count = 0;
-}
-
-static int run_put(quire_kv *kv, put_run *run) {
-    quire_rows keys = rows_of(&run->keys), values = rows_of(&run->values);
-    int64_t done;
-    int rc = keys.row_count == 0 ? QUIRE_OK : quire_kv_put_many(kv, &keys, &values, &done);
-    column_clear(&run->keys);
-    column_clear(&run->values);
-    return rc;
-}
-
-static void run_free(put_run *run) {
-    quire_column_free(&run->keys);
-    quire_column_free(&run->values);
+static int puts_end(delta_runs *runs) {
+    size_t done, count = runs->put_count;
+    runs->put_count = 0;
+    return count == 0 ? QUIRE_OK : quire_kv_put_items(runs->target.kv, runs->puts, count, &done);
 }
 
 typedef struct {
     const uint8_t *bytes;
     size_t count;
 } older_value;
-
-static older_value column_at(const quire_column *column, int64_t row) {
-    int64_t start = column->offsets32 != NULL ? column->offsets32[row] : column->offsets64[row];
-    int64_t end = column->offsets32 != NULL ? column->offsets32[row + 1] : column->offsets64[row + 1];
-    return (older_value){column->bytes + start, (size_t)(end - start)};
-}
 
 static int patch_keep(older_value older, size_t at, size_t count, uint8_t *value) {
     if (count == 0) {
@@ -793,8 +769,9 @@ static int patch_keep(older_value older, size_t at, size_t count, uint8_t *value
     return QUIRE_OK;
 }
 
-/* The value that a patch makes of the older one, to value->own. quire_delta_next has seen to it that the runs lie within the new value. */
-static int patch_apply(const quire_delta_record *record, older_value older, quire_buffer *value) {
+/* The value that a patch makes of the older one, to what is in *patched behind its first `start` bytes. quire_delta_next has seen to it that
+ * the runs lie within the new value. */
+static int patch_apply(const quire_delta_record *record, older_value older, quire_buffer *patched, size_t start) {
     quire_delta_reader patch = patch_runs(record);
     size_t value_bytes = record->patched_bytes, at = 0;
     uint16_t check;
@@ -805,40 +782,59 @@ static int patch_apply(const quire_delta_record *record, older_value older, quir
     if (value_bytes > older.count && value_bytes - older.count > record->value_bytes) {
         return bad_record("its patch keeps more bytes than the old value has");
     }
-    QUIRE_TRY(quire_buffer_grow(value, value_bytes));
+    QUIRE_TRY(quire_buffer_grow(patched, start + value_bytes + 1)); /* so that no bytes are at some address, too */
+    uint8_t *value = patched->own + start;
     while (patch.next != patch.end) {
         uint64_t kept;
         const uint8_t *run;
         size_t run_bytes;
         QUIRE_TRY(patch_run_get(&patch, &kept, &run, &run_bytes));
-        QUIRE_TRY(patch_keep(older, at, kept, value->own));
-        memcpy(value->own + at + kept, run, run_bytes);
+        QUIRE_TRY(patch_keep(older, at, kept, value));
+        memcpy(value + at + kept, run, run_bytes);
         at += kept + run_bytes;
     }
-    return patch_keep(older, at, value_bytes - at, value->own);
+    return patch_keep(older, at, value_bytes - at, value);
+}
+
+/* The values that the patches lead to, put together in runs->patched. */
+static int patches_apply(delta_runs *runs, quire_item *items, size_t count) {
+    size_t start = 0;
+    for (size_t first = 0, found; first < count; first += found) {
+        QUIRE_TRY(quire_kv_get_items(runs->target.kv, items + first, count - first, &runs->older, &found));
+        for (size_t i = first; i < first + found; i++) {
+            if (items[i].value == NULL) {
+                return bad_record("it is a patch of a value that is not there");
+            }
+            older_value older = {items[i].value, items[i].value_bytes};
+            QUIRE_TRY(patch_apply(&runs->patches[i], older, &runs->patched, start));
+            items[i].value_bytes = (uint32_t)runs->patches[i].patched_bytes;
+            start += items[i].value_bytes;
+        }
+    }
+    return QUIRE_OK;
 }
 
 static int patches_end(delta_runs *runs) {
-    put_run *run = &runs->patched;
-    quire_rows keys = rows_of(&run->keys);
-    if (keys.row_count == 0) {
+    quire_item items[RUN_ITEMS];
+    size_t done, count = runs->patch_count;
+    if (count == 0) {
         return QUIRE_OK;
     }
-    column_clear(&runs->older);
-    QUIRE_TRY(quire_kv_get_many(runs->target.kv, &keys, &runs->older));
-    if (runs->older.null_count != 0) {
-        return bad_record("it is a patch of a value that is not there");
+    for (size_t i = 0; i < count; i++) {
+        items[i] = (quire_item){.key = runs->patches[i].key, .key_bytes = (uint32_t)runs->patches[i].key_bytes};
     }
-    for (int64_t row = 0; row < keys.row_count; row++) {
-        QUIRE_TRY(patch_apply(&runs->patches[row], column_at(&runs->older, row), &runs->value));
-        QUIRE_TRY(quire_column_add(&run->values, runs->value.own, runs->patches[row].patched_bytes));
+    QUIRE_TRY(patches_apply(runs, items, count));
+    const uint8_t *value = runs->patched.own; /* which may have moved as it grew */
+    for (size_t i = 0; i < count; value += items[i++].value_bytes) {
+        items[i].value = value;
     }
+    runs->patch_count = 0;
     runs->patched_bytes = 0;
-    return run_put(runs->target.kv, run);
+    return quire_kv_put_items(runs->target.kv, items, count, &done);
 }
 
 static int runs_end(delta_runs *runs) {
-    QUIRE_TRY(run_put(runs->target.kv, &runs->puts));
+    QUIRE_TRY(puts_end(runs));
     return patches_end(runs);
 }
 
@@ -849,20 +845,15 @@ static bool is_put_of_one(const quire_delta_record *record, size_t *value_at) {
     return record->op == QUIRE_DELTA_PUT || (counted && record->value_count == 1);
 }
 
-static int runs_add(delta_runs *runs, const quire_delta_record *record) {
+static int runs_add(delta_runs *runs, const quire_delta_record *record, size_t value_at) {
     if (record->op == QUIRE_DELTA_PATCH) {
-        runs->patches[runs->patched.keys.row_count] = *record;
-        QUIRE_TRY(quire_column_add(&runs->patched.keys, record->key, record->key_bytes));
+        runs->patches[runs->patch_count++] = *record;
         runs->patched_bytes += record->patched_bytes;
-        return runs->patched.keys.row_count < RUN_ROWS && runs->patched_bytes < RUN_BYTES ? QUIRE_OK : runs_end(runs);
+        return runs->patch_count < RUN_ITEMS && runs->patched_bytes < RUN_BYTES ? QUIRE_OK : runs_end(runs);
     }
-    put_run *run = &runs->puts;
-    size_t value_at;
-    (void)is_put_of_one(record, &value_at);
-    QUIRE_TRY(quire_column_add(&run->keys, record->key, record->key_bytes));
-    QUIRE_TRY(quire_column_add(&run->values, record->value + value_at, record->value_bytes - value_at));
-    return run->keys.row_count < RUN_ROWS && run->values.bytes_count < RUN_BYTES ? QUIRE_OK
-                                                                                 : run_put(runs->target.kv, run);
+    runs->puts[runs->put_count++] = (quire_item){record->key, record->value + value_at, (uint32_t)record->key_bytes,
+                                                 (uint32_t)(record->value_bytes - value_at)};
+    return runs->put_count < RUN_ITEMS ? QUIRE_OK : puts_end(runs);
 }
 
 static int record_apply(quire_arena *arena, const quire_delta_record *record, delta_runs *runs) {
@@ -873,9 +864,9 @@ static int record_apply(quire_arena *arena, const quire_delta_record *record, de
     if (!names_family && (record->op == QUIRE_DELTA_SPLICE) != (runs->target.sequence != NULL)) {
         return bad_record("only splices are of sequences, and of nothing else");
     }
-    size_t value_at;
+    size_t value_at = 0;
     if (record->op == QUIRE_DELTA_PATCH || is_put_of_one(record, &value_at)) {
-        return runs_add(runs, record);
+        return runs_add(runs, record, value_at);
     }
     QUIRE_TRY(runs_end(runs));
     if (names_family) {
@@ -891,14 +882,19 @@ static int record_apply(quire_arena *arena, const quire_delta_record *record, de
     return rc == QUIRE_E_NOTFOUND ? QUIRE_OK : rc;
 }
 
-int quire_delta_apply(quire_arena *arena, const uint8_t *payload, size_t count) {
+int quire_records_apply(quire_arena *arena, const uint8_t *payload, size_t count, quire_records_admit admit,
+                        void *context) {
     QUIRE_TRY(quire_arena_enter(arena));
     quire_delta_reader reader = {payload, payload + count};
     quire_delta_record record;
-    delta_runs runs = {0};
+    delta_runs runs;
+    runs.target = (delta_target){0};
+    runs.put_count = runs.patch_count = runs.patched_bytes = 0;
+    runs.older = runs.patched = (quire_buffer){0};
     int rc;
     while ((rc = quire_delta_next(&reader, &record)) == QUIRE_OK) {
-        rc = record_apply(arena, &record, &runs);
+        rc = admit == NULL ? QUIRE_OK : admit(context, &record);
+        rc = rc == QUIRE_OK ? record_apply(arena, &record, &runs) : rc;
         if (rc != QUIRE_OK) {
             break;
         }
@@ -907,10 +903,12 @@ int quire_delta_apply(quire_arena *arena, const uint8_t *payload, size_t count) 
         rc = runs_end(&runs);
     }
     target_close(&runs.target);
-    run_free(&runs.puts);
-    run_free(&runs.patched);
-    quire_column_free(&runs.older);
-    quire_buffer_free(&runs.value);
+    quire_buffer_free(&runs.older);
+    quire_buffer_free(&runs.patched);
     quire_arena_leave(arena);
     return rc;
+}
+
+int quire_delta_apply(quire_arena *arena, const uint8_t *payload, size_t count) {
+    return quire_records_apply(arena, payload, count, NULL, NULL);
 }

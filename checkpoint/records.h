@@ -33,6 +33,11 @@ int quire_records_put(quire_records *records, const uint8_t *key, size_t key_byt
 int quire_records_flush(quire_records *records);
 void quire_records_free(quire_records *records);
 
+/* quire_delta_apply, for who has a say in each record before it is applied. */
+typedef int (*quire_records_admit)(void *context, const quire_delta_record *record);
+int quire_records_apply(quire_arena *arena, const uint8_t *payload, size_t count, quire_records_admit admit,
+                        void *context);
+
 /* The families of a snapshot, or of the arena's state being written if it is NULL; the caller frees *infos. */
 int quire_records_families(quire_arena *arena, quire_snap *snap, quire_set_info **infos, size_t *count);
 bool quire_records_is_map(uint32_t kind);

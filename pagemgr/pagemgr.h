@@ -215,6 +215,23 @@ const void *quire_page_read_weak(const quire_view *view, uint64_t entry);
  * note after the other. Nothing on other views, nor beyond the first QUIRE_AHEAD_PAGES. */
 #define QUIRE_AHEAD_PAGES 16u
 void quire_view_ahead(const quire_view *view, const quire_page_id *ids, size_t count);
+/* A hint that the page of this entry is amended next. */
+void quire_amend_ahead(const quire_view *view, uint64_t entry);
+/* What was changed in place on a page since a weak snapshot: each stretch, in order, and what it held then. */
+#define QUIRE_AMENDMENTS_MAX 16u
+typedef struct {
+    uint32_t offset, count;
+    const uint8_t *old;
+} quire_amendment;
+typedef struct {
+    const uint8_t *page; /* as it is now */
+    size_t count;
+    quire_amendment items[QUIRE_AMENDMENTS_MAX];
+} quire_amendments;
+/* older: of a weak snapshot, newer: of the state being written. False if there is more to tell of how the page differs: it must be read in both. Valid
+ * until the next write. */
+bool quire_page_amendments(const quire_view *older, const quire_view *newer, quire_page_id id,
+                           quire_amendments *amendments);
 /* Whether reading made up a page since the last quire_view_forget. */
 bool quire_view_has_made_up(const quire_view *view);
 /* Frees the pages that reading a weak snapshot's view made up so far; pointers to them are gone. */
@@ -256,13 +273,17 @@ static inline uint64_t quire_page_entry(const quire_view *view, quire_page_id id
     return QUIRE_ENTRY_FRAME(entry) == 0 || QUIRE_ENTRY_FRAME(entry) >= view->frame_limit ? 0 : entry;
 }
 
-/* The page for reading, NULL if id is not in use. */
-static inline const void *quire_page_read(const quire_view *view, quire_page_id id) {
-    uint64_t entry = quire_page_entry(view, id);
+/* The page of an entry for reading, NULL if it names none. */
+static inline const void *quire_entry_read(const quire_view *view, uint64_t entry) {
     if (QUIRE_UNLIKELY(view->weak != NULL) && entry != 0) {
         return quire_page_read_weak(view, entry);
     }
     return QUIRE_LIKELY(entry != 0) ? quire_frame(view, QUIRE_ENTRY_FRAME(entry)) : NULL;
+}
+
+/* The page for reading, NULL if id is not in use. */
+static inline const void *quire_page_read(const quire_view *view, quire_page_id id) {
+    return quire_entry_read(view, quire_page_entry(view, id));
 }
 
 /* Whether the epoch being written made the frame of this entry, so that it may be written to. */
@@ -280,14 +301,19 @@ static inline void *quire_page_write(quire_set *set, quire_page_id id) {
     return entry == 0 ? NULL : quire_page_copy_on_write(set, id);
 }
 
-/* The page for writing count bytes at offset, and no others: the same, or without a copy where the arena changes pages in place.
- * again: they may have been changed in this epoch before, so that it is worth looking for their note. */
-static inline void *quire_page_amend(quire_set *set, quire_page_id id, size_t offset, size_t count, bool again) {
-    uint64_t entry = quire_page_entry(&set->view, id);
+/* As quire_page_amend, for who has the page's entry, which nothing was written since. */
+static inline void *quire_page_amend_at(quire_set *set, quire_page_id id, uint64_t entry, size_t offset, size_t count,
+                                        bool again) {
     if (QUIRE_LIKELY(quire_entry_is_own(entry, *set->epoch_writing))) {
         return quire_frame(&set->view, QUIRE_ENTRY_FRAME(entry));
     }
     return entry == 0 ? NULL : quire_page_borrow(set, id, entry, offset, count, again);
+}
+
+/* The page for writing count bytes at offset, and no others: the same, or without a copy where the arena changes pages in place.
+ * again: they may have been changed in this epoch before, so that it is worth looking for their note. */
+static inline void *quire_page_amend(quire_set *set, quire_page_id id, size_t offset, size_t count, bool again) {
+    return quire_page_amend_at(set, id, quire_page_entry(&set->view, id), offset, count, again);
 }
 
 /* Calls visit for every page of the view whose epoch is newer than since, and with in_use false for every free id in a

@@ -397,18 +397,34 @@ typedef struct {
     uint32_t page_limit;
 } changed_walk;
 
-static int changed_below(const changed_walk *walk, uint64_t entry, unsigned level, uint32_t first) {
-    if (level == 0) {
-        return entry_epoch(entry) > walk->since ? walk->visit(walk->context, first | walk->table_bit, true) : QUIRE_OK;
+/* A node above pages: most of its entries are as old as ever, and are passed over here without more ado. */
+static int changed_pages(const changed_walk *walk, const uint64_t *node, uint32_t first) {
+    uint32_t left = walk->page_limit - first, count = 1u << (walk->view->page_shift - 3u);
+    count = left < count ? left : count;
+    for (uint32_t i = 0; i < count; i++) {
+        bool in_use = entry_frame(node[i]) != 0;
+        if (QUIRE_UNLIKELY(entry_epoch(node[i]) > walk->since || !in_use)) {
+            QUIRE_TRY(walk->visit(walk->context, (first + i) | walk->table_bit, in_use));
+        }
     }
+    return QUIRE_OK;
+}
+
+static int changed_below(const changed_walk *walk, uint64_t entry, unsigned level, uint32_t first) {
     if (entry_epoch(entry) <= walk->since) {
         return QUIRE_OK;
+    }
+    if (level == 0) {
+        return walk->visit(walk->context, first | walk->table_bit, true);
     }
     uint32_t frame = entry_frame(entry);
     unsigned bits = walk->view->page_shift - 3u;
     const uint64_t *node = frame < walk->view->frame_limit ? (const uint64_t *)quire_frame(walk->view, frame) : NULL;
     if (node == NULL) {
         return quire_fail(QUIRE_E_CORRUPT, "frame %u of the page table does not exist", frame);
+    }
+    if (level == 1) {
+        return changed_pages(walk, node, first);
     }
     for (uint32_t i = 0; i < 1u << bits; i++) {
         uint64_t index = first + ((uint64_t)i << ((level - 1) * bits));
@@ -417,8 +433,6 @@ static int changed_below(const changed_walk *walk, uint64_t entry, unsigned leve
         }
         if (entry_frame(node[i]) != 0) {
             QUIRE_TRY(changed_below(walk, node[i], level - 1, (uint32_t)index));
-        } else if (level == 1) {
-            QUIRE_TRY(walk->visit(walk->context, (uint32_t)index | walk->table_bit, false));
         }
     }
     return QUIRE_OK;

@@ -576,9 +576,19 @@ const void *quire_page_read_weak(const quire_view *view, uint64_t entry) {
     return slot->page;
 }
 
+void quire_amend_ahead(const quire_view *view, uint64_t entry) {
+    const quire_undo *undo = &view->arena->undo;
+    uint32_t frame = QUIRE_ENTRY_FRAME(entry);
+    if (frame < undo->head_count) {
+        __builtin_prefetch(undo->heads + frame, 1);
+        __builtin_prefetch(undo->head_epochs + frame, 1);
+    }
+}
+
 void quire_view_ahead(const quire_view *view, const quire_page_id *ids, size_t count) {
     const quire_undo *undo = &view->arena->undo;
     const quire_note *notes[QUIRE_AHEAD_PAGES];
+    const uint8_t *pages[QUIRE_AHEAD_PAGES];
     size_t left = 0;
     /* What a lost one would need is not kept (U3). */
     bool readable = view->weak != NULL && !view->weak->pin->lost;
@@ -586,7 +596,8 @@ void quire_view_ahead(const quire_view *view, const quire_page_id *ids, size_t c
         uint64_t entry = quire_page_entry(view, ids[i]);
         uint32_t frame = QUIRE_ENTRY_FRAME(entry);
         if (entry != 0 && head_epoch(undo, frame) > view->epoch) {
-            __builtin_prefetch(quire_frame(view, frame));
+            pages[left] = quire_frame(view, frame);
+            __builtin_prefetch(pages[left]);
             notes[left] = head_of(undo, frame);
             __builtin_prefetch(notes[left++]);
         }
@@ -595,7 +606,9 @@ void quire_view_ahead(const quire_view *view, const quire_page_id *ids, size_t c
     while (left > 0) {
         size_t kept = 0;
         for (size_t i = 0; i < left; i++) {
+            __builtin_prefetch(pages[i] + notes[i]->offset);
             if (notes[i]->previous_epoch > view->epoch) {
+                pages[kept] = pages[i];
                 notes[kept] = notes[i]->previous;
                 __builtin_prefetch(notes[kept]);
                 __builtin_prefetch((const uint8_t *)notes[kept++] + 63);
@@ -603,6 +616,52 @@ void quire_view_ahead(const quire_view *view, const quire_page_id *ids, size_t c
         }
         left = kept;
     }
+}
+
+/* Adds what a note has to the amendments, in the order of places; false if there is no room, or it is of other bytes than one there is. */
+static bool amendment_add(quire_amendments *amendments, const quire_note *note) {
+    size_t at = amendments->count;
+    while (at > 0 && amendments->items[at - 1].offset > note->offset) {
+        at--;
+    }
+    quire_amendment *before = at == 0 ? NULL : &amendments->items[at - 1];
+    if (before != NULL && before->offset == note->offset && before->count == note->bytes) {
+        before->old = note->old; /* older than what was found so far (U4) */
+        return true;
+    }
+    const quire_amendment *behind = at == amendments->count ? NULL : &amendments->items[at];
+    if ((before != NULL && before->offset + before->count > note->offset) ||
+        (behind != NULL && (uint32_t)note->offset + note->bytes > behind->offset) ||
+        amendments->count == QUIRE_AMENDMENTS_MAX) {
+        return false;
+    }
+    memmove(amendments->items + at + 1, amendments->items + at, (amendments->count - at) * sizeof *amendments->items);
+    amendments->items[at] = (quire_amendment){note->offset, note->bytes, note->old};
+    amendments->count++;
+    return true;
+}
+
+bool quire_page_amendments(const quire_view *older, const quire_view *newer, quire_page_id id,
+                           quire_amendments *amendments) {
+    const quire_undo *undo = &older->arena->undo;
+    uint64_t was = quire_page_entry(older, id), is = quire_page_entry(newer, id);
+    uint32_t frame = QUIRE_ENTRY_FRAME(was);
+    amendments->count = 0;
+    if (older->weak == NULL || older->weak->pin->lost || newer->weak != NULL || was == 0 || is == 0 ||
+        QUIRE_ENTRY_FRAME(is) != frame || head_epoch(undo, frame) <= older->epoch) {
+        return false;
+    }
+    const quire_note *note = head_of(undo, frame);
+    uint32_t epoch = head_epoch(undo, frame);
+    while (epoch > older->epoch) {
+        if (!amendment_add(amendments, note)) {
+            return false;
+        }
+        epoch = note->previous_epoch;
+        note = note->previous;
+    }
+    amendments->page = quire_frame(newer, frame);
+    return amendments->page != NULL;
 }
 
 bool quire_view_has_made_up(const quire_view *view) {

@@ -18,6 +18,8 @@ struct quire_family {
 
 /* Most scans of a live family are short (the timers of a key, the rows of a join key). Up to this much is copied at once, which
  * spares the pin, and with it the copies of pages that writes after a pin cost. */
+/* Keys handed on together. */
+#define GET_ITEMS   64u
 #define BRIEF_ROWS  32u
 #define BRIEF_BYTES 8192u
 
@@ -131,20 +133,22 @@ int quire_family_get(quire_family *family, const uint8_t *key, size_t key_bytes,
 
 int quire_family_get_many(quire_family *family, const uint8_t *keys, const int32_t *key_offsets, size_t first,
                           size_t count, quire_span *values, size_t *done) {
-    quire_rows rows = {.bytes = keys, .offsets32 = key_offsets, .row_count = (int64_t)count};
+    quire_item items[GET_ITEMS];
     bool own = false;
     *done = 0;
-    for (size_t row = first; row < count && !own; row++) {
-        QUIRE_TRY(quire_kv_ahead(family->kv, &rows, (int64_t)row));
-        int rc = quire_family_get(family, keys + key_offsets[row], (size_t)(key_offsets[row + 1] - key_offsets[row]),
-                                  &values[*done]);
-        if (rc == QUIRE_E_NOTFOUND) {
-            values[*done] = (quire_span){0, 0};
-        } else {
-            QUIRE_TRY(rc);
-            own = (values[*done].count & QUIRE_SPAN_OWN) != 0;
+    while (first + *done < count && !own) {
+        size_t left = count - first - *done, some = left < GET_ITEMS ? left : GET_ITEMS, found;
+        for (size_t i = 0, row = first + *done; i < some; i++, row++) {
+            items[i] = (quire_item){.key = keys + key_offsets[row],
+                                    .key_bytes = (uint32_t)(key_offsets[row + 1] - key_offsets[row])};
         }
-        *done += 1;
+        QUIRE_TRY(quire_kv_get_items(family->kv, items, some, &family->value, &found));
+        for (size_t i = 0; i < found; i++) {
+            own = items[i].value != NULL && items[i].value == family->value.own;
+            values[*done + i] = (quire_span){(int64_t)(intptr_t)items[i].value,
+                                             (int64_t)items[i].value_bytes | (own ? QUIRE_SPAN_OWN : 0)};
+        }
+        *done += found;
     }
     return QUIRE_OK;
 }

@@ -272,13 +272,10 @@ int quire_kv_contains(quire_kv *kv, const uint8_t *key, size_t key_bytes, bool *
 }
 
 /* Between enter and leave, arguments checked. */
-static int put_entered(quire_kv *kv, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes,
-                       bool append) {
+static int put_entered(quire_kv *kv, const quire_item *item, bool append) {
     quire_set *set = kv->at.set;
-    /* Twice, so that a put which reaches the limit leaves room for a removal. */
-    uint64_t pages = 2 * kv->ops->reserve(set) + quire_record_reserve(set, key_bytes, value_bytes);
-    QUIRE_TRY(quire_arena_reserve(set->view.arena, pages));
-    return kv->ops->put(set, key, key_bytes, value, value_bytes, append);
+    QUIRE_TRY(quire_put_reserve(set, kv->ops->reserve(set), item));
+    return kv->ops->put(set, item, append);
 }
 
 static int remove_entered(quire_kv *kv, const uint8_t *key, size_t key_bytes) {
@@ -292,8 +289,9 @@ static int put_one(quire_kv *kv, const uint8_t *key, size_t key_bytes, const uin
                    bool append) {
     QUIRE_TRY(quire_argument_check("key", &key, key_bytes));
     QUIRE_TRY(quire_argument_check("value", &value, value_bytes));
+    quire_item item = {key, value, (uint32_t)key_bytes, (uint32_t)value_bytes};
     QUIRE_TRY(quire_handle_enter_write(&kv->at));
-    int rc = put_entered(kv, key, key_bytes, value, value_bytes, append);
+    int rc = put_entered(kv, &item, append);
     quire_handle_leave(&kv->at);
     return rc;
 }
@@ -522,51 +520,93 @@ int quire_fail_at_row(int rc, int64_t row) {
     return quire_fail(rc, "row %" PRId64 ": %s", row, message);
 }
 
-/* Before the first of each QUIRE_PREFETCH_ROWS rows: asks for the memory of them all. */
-static inline void prefetch(const quire_kv *kv, const quire_rows *keys, int64_t row) {
-    if (row % QUIRE_PREFETCH_ROWS == 0 && kv->ops->prefetch != NULL) {
-        int64_t left = keys->row_count - row;
-        kv->ops->prefetch(view_of(kv), keys, row, left < QUIRE_PREFETCH_ROWS ? left : QUIRE_PREFETCH_ROWS);
+static inline size_t group_of(int64_t left) {
+    return left < QUIRE_GROUP_ITEMS ? (size_t)left : QUIRE_GROUP_ITEMS;
+}
+
+/* Rows from first on as items; a null one has no bytes. values may be NULL. */
+static void rows_items(const quire_rows *keys, const quire_rows *values, int64_t first, size_t count,
+                       quire_item *items) {
+    for (size_t i = 0; i < count; i++) {
+        size_t key_bytes, value_bytes = 0;
+        const uint8_t *key = quire_rows_at(keys, first + (int64_t)i, &key_bytes);
+        const uint8_t *value = values == NULL ? NULL : quire_rows_at(values, first + (int64_t)i, &value_bytes);
+        bool null = quire_rows_null(keys, first + (int64_t)i);
+        items[i] = (quire_item){null ? no_bytes : key, value, null ? 0 : (uint32_t)key_bytes, (uint32_t)value_bytes};
     }
 }
 
-int quire_kv_ahead(quire_kv *kv, const quire_rows *keys, int64_t row) {
-    if (row % QUIRE_PREFETCH_ROWS != 0) {
+/* Before the first row of each group: asks for the memory of them all. */
+static inline void ahead(const quire_kv *kv, const quire_rows *keys, int64_t row) {
+    if (row % QUIRE_GROUP_ITEMS == 0 && kv->ops->ahead != NULL) {
+        quire_item items[QUIRE_GROUP_ITEMS];
+        size_t count = group_of(keys->row_count - row);
+        rows_items(keys, NULL, row, count, items);
+        kv->ops->ahead(view_of(kv), items, count);
+    }
+}
+
+/* The records of a group, NULL where the key is missing. *done: how many were looked for before an error. */
+static int find_group(quire_kv *kv, const quire_item *items, size_t count, const quire_record **records, size_t *done) {
+    *done = 0;
+    if (kv->ops->find_items != NULL && kv->ops->find_items(view_of(kv), items, count, records) == QUIRE_OK) {
+        *done = count;
         return QUIRE_OK;
     }
-    QUIRE_TRY(quire_handle_enter(&kv->at));
-    prefetch(kv, keys, row);
-    quire_handle_leave(&kv->at);
+    for (; *done < count; ++*done) { /* or where the error was is found by going through them once more */
+        int rc = find(kv, items[*done].key, items[*done].key_bytes, &records[*done]);
+        if (rc == QUIRE_E_NOTFOUND) {
+            records[*done] = NULL;
+        } else {
+            QUIRE_TRY(rc);
+        }
+    }
     return QUIRE_OK;
 }
 
-static int get_row(quire_kv *kv, const quire_rows *keys, int64_t row, quire_buffer *value, quire_column *values) {
-    const quire_record *record;
-    size_t key_bytes;
-    if (quire_rows_null(keys, row)) {
+/* The same of rows; an error names its row. */
+static int find_rows(quire_kv *kv, const quire_rows *keys, int64_t first, size_t count, const quire_record **records) {
+    quire_item items[QUIRE_GROUP_ITEMS];
+    size_t done;
+    rows_items(keys, NULL, first, count, items);
+    int rc = find_group(kv, items, count, records, &done);
+    if (rc != QUIRE_OK) {
+        return quire_fail_at_row(rc, first + (int64_t)done);
+    }
+    for (size_t i = 0; keys->validity != NULL && i < count; i++) {
+        records[i] = quire_rows_null(keys, first + (int64_t)i) ? NULL : records[i];
+    }
+    return QUIRE_OK;
+}
+
+static int get_row(quire_kv *kv, const quire_record *record, quire_buffer *value, quire_column *values) {
+    if (record == NULL) {
         return quire_column_add_null(values);
     }
-    const uint8_t *key = quire_rows_at(keys, row, &key_bytes);
-    int rc = find(kv, key, key_bytes, &record);
-    if (rc == QUIRE_E_NOTFOUND) {
-        return quire_column_add_null(values);
-    }
-    QUIRE_TRY(rc);
     QUIRE_TRY(quire_record_value(view_of(kv), record, value));
     return quire_column_add(values, value->bytes, value->count);
+}
+
+static int get_rows(quire_kv *kv, const quire_rows *rows, quire_buffer *value, quire_column *values) {
+    const quire_record *records[QUIRE_GROUP_ITEMS];
+    size_t count;
+    for (int64_t row = 0; row < rows->row_count; row += (int64_t)count) {
+        count = group_of(rows->row_count - row);
+        QUIRE_TRY(find_rows(kv, rows, row, count, records));
+        for (size_t i = 0; i < count; i++) {
+            int rc = get_row(kv, records[i], value, values);
+            QUIRE_TRY(rc == QUIRE_OK ? rc : quire_fail_at_row(rc, row + (int64_t)i));
+        }
+    }
+    return QUIRE_OK;
 }
 
 int quire_kv_get_many(quire_kv *kv, const quire_rows *keys, quire_column *values) {
     quire_rows rows;
     QUIRE_TRY(quire_rows_open("keys", keys, true, &rows));
     QUIRE_TRY(quire_handle_enter(&kv->at));
-    int rc = QUIRE_OK;
     quire_buffer value = {0};
-    for (int64_t row = 0; row < rows.row_count && rc == QUIRE_OK; row++) {
-        prefetch(kv, &rows, row);
-        rc = get_row(kv, &rows, row, &value, values);
-        rc = rc == QUIRE_OK ? rc : quire_fail_at_row(rc, row);
-    }
+    int rc = get_rows(kv, &rows, &value, values);
     quire_buffer_free(&value);
     quire_handle_leave(&kv->at);
     return rc;
@@ -577,24 +617,103 @@ int quire_kv_contains_many(quire_kv *kv, const quire_rows *keys, uint8_t *found)
     QUIRE_TRY(quire_rows_open("keys", keys, true, &rows));
     QUIRE_TRY(quire_handle_enter(&kv->at));
     int rc = QUIRE_OK;
-    for (int64_t row = 0; row < rows.row_count && rc == QUIRE_OK; row++) {
-        const quire_record *record;
-        size_t key_bytes;
-        found[row] = 0;
-        prefetch(kv, &rows, row);
-        if (quire_rows_null(&rows, row)) {
-            continue;
+    size_t count;
+    for (int64_t row = 0; row < rows.row_count && rc == QUIRE_OK; row += (int64_t)count) {
+        const quire_record *records[QUIRE_GROUP_ITEMS];
+        count = group_of(rows.row_count - row);
+        rc = find_rows(kv, &rows, row, count, records);
+        for (size_t i = 0; i < count && rc == QUIRE_OK; i++) {
+            found[row + (int64_t)i] = records[i] != NULL;
         }
-        const uint8_t *key = quire_rows_at(&rows, row, &key_bytes);
-        rc = find(kv, key, key_bytes, &record);
-        found[row] = rc == QUIRE_OK;
-        rc = rc == QUIRE_OK || rc == QUIRE_E_NOTFOUND ? QUIRE_OK : quire_fail_at_row(rc, row);
     }
     quire_handle_leave(&kv->at);
     return rc;
 }
 
-static int put_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done, bool append) {
+/* Values of some keys that were found, until one had to be copied. */
+static int get_group(quire_kv *kv, quire_item *items, size_t count, quire_buffer *buffer, size_t *done, bool *copied) {
+    const quire_record *records[QUIRE_GROUP_ITEMS];
+    size_t found;
+    QUIRE_TRY(find_group(kv, items, count, records, &found));
+    for (size_t i = 0; i < count && !*copied; i++, ++*done) {
+        items[i].value = NULL;
+        items[i].value_bytes = 0;
+        if (records[i] == NULL) {
+            continue;
+        }
+        QUIRE_TRY(quire_record_value(view_of(kv), records[i], buffer));
+        QUIRE_TRY(keep(kv, buffer));
+        items[i].value = buffer->bytes;
+        items[i].value_bytes = (uint32_t)buffer->count;
+        *copied = buffer->bytes == buffer->own;
+    }
+    return QUIRE_OK;
+}
+
+int quire_kv_get_items(quire_kv *kv, quire_item *items, size_t count, quire_buffer *buffer, size_t *done) {
+    *done = 0;
+    QUIRE_TRY(quire_handle_enter(&kv->at));
+    /* Pages that a weak snapshot makes up are gone afterwards, so what lies in them is copied, which ends the call. */
+    size_t most = view_of(kv)->weak == NULL ? QUIRE_GROUP_ITEMS : 1;
+    bool copied = false;
+    int rc = QUIRE_OK;
+    while (rc == QUIRE_OK && *done < count && !copied) {
+        size_t left = count - *done;
+        rc = get_group(kv, items + *done, left < most ? left : most, buffer, done, &copied);
+    }
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+/* Puts a group; *done grows by how many. */
+static int put_group(quire_kv *kv, const quire_item *items, size_t count, size_t *done) {
+    if (kv->ops->put_items != NULL) {
+        size_t put = 0;
+        int rc = kv->ops->put_items(kv->at.set, items, count, &put);
+        *done += put;
+        return rc;
+    }
+    for (size_t i = 0; i < count; i++, ++*done) {
+        QUIRE_TRY(put_entered(kv, &items[i], false));
+    }
+    return QUIRE_OK;
+}
+
+int quire_kv_put_items(quire_kv *kv, const quire_item *items, size_t count, size_t *done) {
+    *done = 0;
+    QUIRE_TRY(quire_handle_enter_write(&kv->at));
+    int rc = QUIRE_OK;
+    while (rc == QUIRE_OK && *done < count) {
+        rc = put_group(kv, items + *done, group_of((int64_t)(count - *done)), done);
+    }
+    quire_handle_leave(&kv->at);
+    return rc;
+}
+
+static int put_rows(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *row) {
+    quire_item items[QUIRE_GROUP_ITEMS];
+    while (*row < keys->row_count) {
+        size_t count = group_of(keys->row_count - *row), done = 0;
+        rows_items(keys, values, *row, count, items);
+        int rc = put_group(kv, items, count, &done);
+        *row += (int64_t)done;
+        QUIRE_TRY(rc);
+    }
+    return QUIRE_OK;
+}
+
+static int append_rows(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *row) {
+    for (; *row < keys->row_count; ++*row) {
+        quire_item item;
+        ahead(kv, keys, *row);
+        rows_items(keys, values, *row, 1, &item);
+        QUIRE_TRY(put_entered(kv, &item, true));
+    }
+    return QUIRE_OK;
+}
+
+static int change_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done,
+                       int (*change)(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *row)) {
     quire_rows key_rows;
     quire_rows value_rows;
     *done = 0;
@@ -605,31 +724,17 @@ static int put_many(quire_kv *kv, const quire_rows *keys, const quire_rows *valu
                           value_rows.row_count);
     }
     QUIRE_TRY(quire_handle_enter_write(&kv->at));
-    int rc = QUIRE_OK;
-    int64_t row = 0;
-    for (; row < key_rows.row_count; row++) {
-        size_t key_bytes;
-        size_t value_bytes;
-        prefetch(kv, &key_rows, row);
-        const uint8_t *key = quire_rows_at(&key_rows, row, &key_bytes);
-        const uint8_t *value = quire_rows_at(&value_rows, row, &value_bytes);
-        rc = put_entered(kv, key, key_bytes, value, value_bytes, append);
-        if (QUIRE_UNLIKELY(rc != QUIRE_OK)) {
-            rc = quire_fail_at_row(rc, row);
-            break;
-        }
-    }
+    int rc = change(kv, &key_rows, &value_rows, done);
     quire_handle_leave(&kv->at);
-    *done = row;
-    return rc;
+    return rc == QUIRE_OK ? rc : quire_fail_at_row(rc, *done);
 }
 
 int quire_kv_put_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done) {
-    return put_many(kv, keys, values, done, false);
+    return change_many(kv, keys, values, done, put_rows);
 }
 
 int quire_kv_append_many(quire_kv *kv, const quire_rows *keys, const quire_rows *values, int64_t *done) {
-    return put_many(kv, keys, values, done, true);
+    return change_many(kv, keys, values, done, append_rows);
 }
 
 /* Takes values that lie back to back, each behind its length, apart. */
@@ -681,7 +786,7 @@ int quire_kv_get_lists(quire_kv *kv, const quire_rows *keys, int64_t *offsets, q
     int64_t first = values->row_count;
     offsets[0] = 0;
     for (int64_t row = 0; row < rows.row_count && rc == QUIRE_OK; row++) {
-        prefetch(kv, &rows, row);
+        ahead(kv, &rows, row);
         rc = get_list(kv, &rows, row, &list, values);
         rc = rc == QUIRE_OK ? rc : quire_fail_at_row(rc, row);
         offsets[row + 1] = values->row_count - first;
@@ -714,7 +819,8 @@ static int put_list(quire_kv *kv, const quire_rows *keys, int64_t row, const qui
     for (int64_t i = first; i < end; i++) {
         size_t value_bytes;
         const uint8_t *value = quire_rows_at(values, i, &value_bytes);
-        QUIRE_TRY(put_entered(kv, key, key_bytes, value, value_bytes, i != first));
+        quire_item item = {key, value, (uint32_t)key_bytes, (uint32_t)value_bytes};
+        QUIRE_TRY(put_entered(kv, &item, i != first));
     }
     return QUIRE_OK;
 }
@@ -731,7 +837,7 @@ int quire_kv_put_lists(quire_kv *kv, const quire_rows *keys, const int64_t *offs
     int rc = QUIRE_OK;
     int64_t row = 0;
     for (; row < key_rows.row_count; row++) {
-        prefetch(kv, &key_rows, row);
+        ahead(kv, &key_rows, row);
         rc = put_list(kv, &key_rows, row, &value_rows, offsets[row], offsets[row + 1]);
         if (QUIRE_UNLIKELY(rc != QUIRE_OK)) {
             rc = quire_fail_at_row(rc, row);
@@ -751,7 +857,7 @@ int quire_kv_remove_many(quire_kv *kv, const quire_rows *keys, uint8_t *found, i
     int rc = QUIRE_OK;
     int64_t removed_count = 0;
     for (int64_t row = 0; row < rows.row_count && rc == QUIRE_OK; row++) {
-        prefetch(kv, &rows, row);
+        ahead(kv, &rows, row);
         rc = QUIRE_E_NOTFOUND;
         if (!quire_rows_null(&rows, row)) {
             size_t key_bytes;
@@ -948,6 +1054,7 @@ typedef struct {
     const quire_footprint_visit *footprints; /* in place of visit */
     void *context;
     quire_buffer key, values;
+    quire_buffer amended;             /* own holds a record as it was before it was amended */
     const quire_record *older_record; /* of the change being visited, NULL: not on the page */
     quire_page_id page;
     uint32_t stamp_oldest;
@@ -1088,6 +1195,41 @@ static int difference_unpaired_record(void *context, const quire_record *record)
     return difference_visit_newer(d, &(record_pair){.newer = record});
 }
 
+/* What a record was, of which all but the first word was amended and noted. */
+static int difference_amended(difference *d, const quire_record *newer, const quire_amendment *amendment) {
+    size_t kept = offsetof(quire_record, stamp);
+    QUIRE_TRY(quire_buffer_grow(&d->amended, kept + amendment->count));
+    memcpy(d->amended.own, newer, kept);
+    memcpy(d->amended.own + kept, amendment->old, amendment->count);
+    record_pair pair = {newer, (const quire_record *)d->amended.own};
+    return difference_visit_newer(d, &pair);
+}
+
+/* A page on which nothing but values was changed, in place: what was noted of it tells all, so the rest of its records is not looked at.
+ * *done is false if that is not so. */
+static int difference_of_notes(difference *d, quire_page_id id, bool *done) {
+    quire_amendments amendments;
+    const quire_record *records[QUIRE_AMENDMENTS_MAX];
+    *done = false;
+    /* Footprints are of all records of a page. */
+    if (d->footprints != NULL || d->ops->amended == NULL || id >> 31 != 0 ||
+        !quire_page_amendments(d->older, d->newer, id, &amendments)) {
+        return QUIRE_OK;
+    }
+    for (size_t i = 0; i < amendments.count; i++) {
+        const quire_amendment *item = &amendments.items[i];
+        records[i] = d->ops->amended(d->newer, amendments.page, item->offset, item->count);
+        if (records[i] == NULL) {
+            return QUIRE_OK;
+        }
+    }
+    *done = true;
+    for (size_t i = 0; i < amendments.count; i++) {
+        QUIRE_TRY(difference_amended(d, records[i], &amendments.items[i]));
+    }
+    return QUIRE_OK;
+}
+
 /* A page that differs: what was on it and is nowhere now, and what is new on it. */
 static int difference_page(void *context, quire_page_id id, bool in_use) {
     difference *d = context;
@@ -1101,6 +1243,11 @@ static int difference_page(void *context, quire_page_id id, bool in_use) {
         QUIRE_TRY(d->older == NULL ? QUIRE_OK : quire_view_whole(d->older));
         QUIRE_TRY(in_use ? d->ops->page_records(d->newer, id, difference_unpaired_record, d) : QUIRE_OK);
         return d->footprints == NULL ? QUIRE_OK : d->footprints->page(d->context, id, d->stamp_oldest);
+    }
+    bool done;
+    QUIRE_TRY(difference_of_notes(d, id, &done));
+    if (done) {
+        return QUIRE_OK;
     }
     d->here_count = 0;
     d->here_next = 0;
@@ -1217,6 +1364,7 @@ static int differences(quire_kv *newer, quire_kv *older, difference *d) {
     }
     quire_buffer_free(&d->key);
     quire_buffer_free(&d->values);
+    quire_buffer_free(&d->amended);
     free(d->here);
     if (snap != NULL) {
         quire_snap_release(snap);

@@ -48,6 +48,20 @@ int quire_kv_clear(quire_kv *kv);
 int quire_kv_remove_range(quire_kv *kv, const uint8_t *lo, size_t lo_bytes, const uint8_t *hi, size_t hi_bytes,
                           uint64_t *removed);
 
+/* ------------------------------------------------------------------------------------------------ bulk, wherever keys and values lie */
+
+/* A key and its value. No pointer to a key, or to a value that is put, may be NULL. */
+typedef struct {
+    const uint8_t *key, *value;
+    uint32_t key_bytes, value_bytes;
+} quire_item;
+
+/* Sets each item's value, NULL where the key is missing: in its page, until the next write. A value that is not in one piece there is copied to the
+ * buffer, and the call ends with it. *done: how many items. */
+int quire_kv_get_items(quire_kv *kv, quire_item *items, size_t count, quire_buffer *buffer, size_t *done);
+/* *done: how many were stored; all of them unless an error is returned. */
+int quire_kv_put_items(quire_kv *kv, const quire_item *items, size_t count, size_t *done);
+
 /* ------------------------------------------------------------------------------------------------ bulk, in Arrow's layout */
 
 /* An Arrow array of (large) binary, string or fixed-size binary, as its buffers. */
@@ -73,8 +87,6 @@ typedef struct {
 void quire_column_free(quire_column *column);
 int quire_column_add(quire_column *column, const uint8_t *bytes, size_t count);
 
-/* Before a look-up of row row, of all rows in order: asks for the memory of several of them at once. No row may be null. */
-int quire_kv_ahead(quire_kv *kv, const quire_rows *keys, int64_t row);
 /* A row per key, null where the key is missing. To get, contains and remove a null key is one that is missing. */
 int quire_kv_get_many(quire_kv *kv, const quire_rows *keys, quire_column *values);
 /* found: one byte per row, 0 or 1. */

@@ -8,7 +8,8 @@
 
 #include "kv.h"
 
-#define QUIRE_PREFETCH_ROWS 16
+/* Keys that are looked up or put together, so that their memory is asked for at once. */
+#define QUIRE_GROUP_ITEMS 32
 
 /* Where a cursor stands; each structure uses the fields as it likes. Valid only on its own pinned view. */
 typedef struct {
@@ -32,11 +33,15 @@ typedef struct {
     /* The same on a snapshot, and the page that the record is on. */
     int (*locate)(const quire_view *view, const uint8_t *key, size_t key_bytes, const quire_record **record,
                   quire_page_id *page);
-    /* May be NULL. A hint that these rows (at most QUIRE_PREFETCH_ROWS) are looked up or changed next. */
-    void (*prefetch)(const quire_view *view, const quire_rows *keys, int64_t first, int64_t count);
+    /* The three that end in items, and ahead, take at most QUIRE_GROUP_ITEMS, and may be NULL: then one is done after the other. */
+    /* A hint that these keys are looked up or changed next. */
+    void (*ahead)(const quire_view *view, const quire_item *items, size_t count);
+    /* The record of each key, NULL where it is missing. */
+    int (*find_items)(const quire_view *view, const quire_item *items, size_t count, const quire_record **records);
     /* Inserts or replaces (append false), or adds a value (append true). */
-    int (*put)(quire_set *set, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes,
-               bool append);
+    int (*put)(quire_set *set, const quire_item *item, bool append);
+    /* Inserts or replaces; makes the reservations itself (quire_put_reserve). *done: how many, to which it adds. */
+    int (*put_items)(quire_set *set, const quire_item *items, size_t count, size_t *done);
     int (*remove)(quire_set *set, const uint8_t *key, size_t key_bytes);
     /* Moves to the next record (reverse: the previous) and gives it; QUIRE_E_NOTFOUND at the end. First call: position zeroed but
      * for what seek has set. */
@@ -46,12 +51,21 @@ typedef struct {
     /* Calls visit for each record on one page of the structure (none if the page holds no records). */
     int (*page_records)(const quire_view *view, quire_page_id id,
                         int (*visit)(void *context, const quire_record *record), void *context);
+    /* May be NULL. The record whose value was changed in place where `count` bytes from offset on were amended: these are its stamp, key and
+     * value, all that there is of it but its first word. NULL if that is not what was done there. */
+    const quire_record *(*amended)(const quire_view *view, const uint8_t *page, uint32_t offset, uint32_t count);
     int (*count)(const quire_view *view, uint64_t *count);
     int (*check)(const quire_view *view);
 } quire_kv_ops;
 
 extern const quire_kv_ops quire_map_ops;
 extern const quire_kv_ops quire_ordered_ops;
+
+/* What a put needs. pages: of the structure, reserve(). Twice these, so that a put which reaches the limit leaves room for a removal. */
+static inline int quire_put_reserve(quire_set *set, uint64_t pages, const quire_item *item) {
+    return quire_arena_reserve(set->view.arena,
+                               2 * pages + quire_record_reserve(set, item->key_bytes, item->value_bytes));
+}
 
 /* ordered.c only: removes lo <= key < hi, a NULL bound being open. Makes its own reservations, one per stretch of
  * records, so it may stop part-way with QUIRE_E_LIMIT, _NOSPACE or _NOMEM; *removed says how many records went in any

@@ -34,6 +34,9 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 #include <sys/random.h>
 #include <time.h>
 
@@ -87,10 +90,12 @@ typedef struct {
     uint32_t level, planes, split;
 } shape;
 
-/* Where a key's word and record are. */
+/* Where a key's word and record are; of a key that is not there, where its word goes: word 0 if that takes a further table page. */
 typedef struct {
     quire_page_id table;
     uint32_t word;
+    uint64_t table_entry; /* of the pages, until one of them is written to */
+    uint64_t page_entry;
     quire_page_id page;
     uint32_t unit;
     const quire_record *record;
@@ -205,17 +210,19 @@ static inline uint32_t line_first(uint32_t line) {
     return line == 0 ? HEADER_WORDS : line * LINE_WORDS;
 }
 
-static inline const quire_record *record_at(const quire_view *view, uint64_t word, quire_page_id *page,
-                                            uint32_t *unit) {
+/* Where a word leads to; false if there is no record. */
+static inline bool record_at(const quire_view *view, uint64_t word, location *at) {
     uint64_t place = word & PLACE_MASK;
-    *page = (quire_page_id)(place >> (view->page_shift - 3));
-    *unit = (uint32_t)place & ((1u << (view->page_shift - 3)) - 1);
-    const uint8_t *bytes = quire_page_read(view, *page);
-    if (QUIRE_UNLIKELY(bytes == NULL || *unit < HEAP_FIRST_UNIT ||
-                       !quire_record_fits(bytes, quire_view_page_bytes(view), *unit * 8))) {
-        return NULL;
+    at->page = (quire_page_id)(place >> (view->page_shift - 3));
+    at->unit = (uint32_t)place & ((1u << (view->page_shift - 3)) - 1);
+    at->page_entry = quire_page_entry(view, at->page);
+    const uint8_t *bytes = quire_entry_read(view, at->page_entry);
+    if (QUIRE_UNLIKELY(bytes == NULL || at->unit < HEAP_FIRST_UNIT ||
+                       !quire_record_fits(bytes, quire_view_page_bytes(view), at->unit * 8))) {
+        return false;
     }
-    return (const quire_record *)(bytes + *unit * 8);
+    at->record = (const quire_record *)(bytes + at->unit * 8);
+    return true;
 }
 
 static inline bool line_full(const uint64_t *words, uint32_t line) {
@@ -227,19 +234,46 @@ static inline bool line_full(const uint64_t *words, uint32_t line) {
     return true;
 }
 
-/* Looks for the key in one table page; *whole tells that the search met no empty word. */
+/* The words of a line with this signature, and those that are empty, a bit each. */
+static inline void line_look(const uint64_t *words, uint32_t line, uint32_t signature, unsigned *same,
+                             unsigned *empty) {
+    const uint64_t *at = words + (size_t)line * LINE_WORDS;
+    unsigned like = 0, none = 0;
+#ifdef __SSE2__
+    const __m128i wanted = _mm_set1_epi32((int)signature), zero = _mm_setzero_si128();
+    for (unsigned i = 0; i < LINE_WORDS; i += 4) {
+        __m128 two = _mm_castsi128_ps(_mm_loadu_si128((const __m128i *)(at + i)));
+        __m128 more = _mm_castsi128_ps(_mm_loadu_si128((const __m128i *)(at + i + 2)));
+        __m128i low = _mm_castps_si128(_mm_shuffle_ps(two, more, _MM_SHUFFLE(2, 0, 2, 0)));
+        __m128i high = _mm_castps_si128(_mm_shuffle_ps(two, more, _MM_SHUFFLE(3, 1, 3, 1)));
+        __m128i equal = _mm_cmpeq_epi32(_mm_srli_epi32(high, PLACE_BITS - 32), wanted);
+        __m128i no_bits = _mm_cmpeq_epi32(_mm_or_si128(low, high), zero);
+        like |= (unsigned)_mm_movemask_ps(_mm_castsi128_ps(equal)) << i;
+        none |= (unsigned)_mm_movemask_ps(_mm_castsi128_ps(no_bits)) << i;
+    }
+#else
+    for (unsigned i = 0; i < LINE_WORDS; i++) {
+        like |= (unsigned)((at[i] >> PLACE_BITS) == signature) << i;
+        none |= (unsigned)(at[i] == 0) << i;
+    }
+#endif
+    unsigned in_use = line == 0 ? 0xFFu << HEADER_WORDS & 0xFFu : 0xFFu;
+    *same = like & ~none & in_use;
+    *empty = none & in_use;
+}
+
+/* Looks for the key in one table page. Where it is not found, found->word is the first empty word that the search met, which is where the
+ * key's word goes, or 0 if it met none. */
 static inline int page_find(const quire_view *view, const uint64_t *words, uint32_t signature, const uint8_t *key,
-                            size_t key_bytes, location *found, bool *whole) {
+                            size_t key_bytes, location *found) {
     uint32_t lines = table_words(view) / LINE_WORDS, line = signature_line(view, signature);
     for (uint32_t tries = 0; tries < lines; tries++, line = (line + 1) & (lines - 1)) {
-        for (uint32_t i = line_first(line); i < (line + 1) * LINE_WORDS; i++) {
-            uint64_t word = words[i];
-            if ((word >> PLACE_BITS) != signature || word == 0) {
-                continue;
-            }
-            found->record = record_at(view, word, &found->page, &found->unit);
-            if (QUIRE_UNLIKELY(found->record == NULL)) {
-                return damaged("a word leads to no record", word);
+        unsigned same, empty;
+        line_look(words, line, signature, &same, &empty);
+        for (; same != 0; same &= same - 1) {
+            uint32_t i = line * LINE_WORDS + (uint32_t)__builtin_ctz(same);
+            if (QUIRE_UNLIKELY(!record_at(view, words[i], found))) {
+                return damaged("a word leads to no record", words[i]);
             }
             int rc = QUIRE_OK;
             if (quire_record_key_equals(view, found->record, key, key_bytes, &rc)) {
@@ -248,31 +282,31 @@ static inline int page_find(const quire_view *view, const uint64_t *words, uint3
             }
             QUIRE_TRY(rc);
         }
-        if (!line_full(words, line)) {
-            *whole = false;
+        if (QUIRE_LIKELY(empty != 0)) {
+            found->word = line * LINE_WORDS + (uint32_t)__builtin_ctz(empty);
             return QUIRE_E_NOTFOUND;
         }
     }
-    *whole = true;
+    found->word = 0;
     return QUIRE_E_NOTFOUND;
 }
 
-static int bucket_find(const quire_view *view, uint32_t bucket, uint32_t signature, const uint8_t *key,
-                       size_t key_bytes, location *found) {
+static inline int bucket_find(const quire_view *view, uint32_t bucket, uint32_t signature, const uint8_t *key,
+                              size_t key_bytes, location *found) {
     quire_page_id id = QUIRE_DIRECTORY_PAGE(bucket);
     for (uint32_t tries = 0; tries <= view->table[0].page_limit; tries++) {
-        const table_page *table = quire_page_read(view, id);
+        found->table = id;
+        found->table_entry = quire_page_entry(view, id);
+        const table_page *table = quire_entry_read(view, found->table_entry);
         if (QUIRE_UNLIKELY(table == NULL)) {
             return damaged("a table page is missing", id);
         }
-        bool whole = false;
-        int rc = page_find(view, (const uint64_t *)table, signature, key, key_bytes, found, &whole);
+        int rc = page_find(view, (const uint64_t *)table, signature, key, key_bytes, found);
         if (rc != QUIRE_E_NOTFOUND) {
-            found->table = id;
             return rc;
         }
         /* The header is another cache line: it is looked at only where there can be a chained page (I6). */
-        if (QUIRE_LIKELY(!whole) || table->chained == QUIRE_NO_PAGE) {
+        if (QUIRE_LIKELY(found->word != 0) || table->chained == QUIRE_NO_PAGE) {
             return QUIRE_E_NOTFOUND;
         }
         id = table->chained;
@@ -307,10 +341,10 @@ static int map_find(const quire_view *view, quire_set *live, const uint8_t *key,
 static uint32_t page_room(const quire_view *view, const uint64_t *words, uint64_t word) {
     uint32_t lines = table_words(view) / LINE_WORDS, line = signature_line(view, (uint32_t)(word >> PLACE_BITS));
     for (uint32_t tries = 0; tries < lines; tries++, line = (line + 1) & (lines - 1)) {
-        for (uint32_t i = line_first(line); i < (line + 1) * LINE_WORDS; i++) {
-            if (words[i] == 0) {
-                return i;
-            }
+        unsigned same, empty;
+        line_look(words, line, 0, &same, &empty);
+        if (QUIRE_LIKELY(empty != 0)) {
+            return line * LINE_WORDS + (uint32_t)__builtin_ctz(empty);
         }
     }
     return 0;
@@ -822,6 +856,23 @@ static int heap_compact(quire_set *set, quire_page_id id) {
     return rc;
 }
 
+/* A new record page, which is the one to be filled from now on. */
+static int heap_fresh(quire_set *set, map_super *super, quire_page_id *id, heap_page **page) {
+    void *fresh;
+    QUIRE_TRY(quire_page_alloc(set, 0, id, &fresh));
+    if (*id >= (quire_page_id)(PLACE_MASK >> (set->view.page_shift - 3))) {
+        (void)quire_page_free(set, *id);
+        return quire_fail(QUIRE_E_FULL,
+                          "an unordered map holds at most 128 GiB of records: spread the keys over more maps");
+    }
+    *page = fresh;
+    **page =
+        (heap_page){.previous = QUIRE_NO_PAGE, .magic = HEAP_MAGIC, .next = QUIRE_NO_PAGE, .bump = HEAP_FIRST_UNIT};
+    super->fill_page = *id;
+    super->heap_count++;
+    return QUIRE_OK;
+}
+
 /* Finds room for a record and gives its page and unit; the page is writable. At most `pops` partly filled pages are tried, each of
  * which, its neighbour in the list and, if it is compacted, the table pages of its records are written. */
 static int heap_place(quire_set *set, uint32_t units, uint32_t pops, quire_page_id *id, uint32_t *unit,
@@ -859,18 +910,7 @@ static int heap_place(quire_set *set, uint32_t units, uint32_t pops, quire_page_
             return QUIRE_OK;
         }
     }
-    void *fresh;
-    QUIRE_TRY(quire_page_alloc(set, 0, id, &fresh));
-    if (*id >= (quire_page_id)(PLACE_MASK >> (set->view.page_shift - 3))) {
-        (void)quire_page_free(set, *id);
-        return quire_fail(QUIRE_E_FULL,
-                          "an unordered map holds at most 128 GiB of records: spread the keys over more maps");
-    }
-    *page = fresh;
-    **page =
-        (heap_page){.previous = QUIRE_NO_PAGE, .magic = HEAP_MAGIC, .next = QUIRE_NO_PAGE, .bump = HEAP_FIRST_UNIT};
-    super->fill_page = *id;
-    super->heap_count++;
+    QUIRE_TRY(heap_fresh(set, super, id, page));
     *unit = heap_take(&set->view, *page, units);
     return QUIRE_OK;
 }
@@ -985,62 +1025,97 @@ static int record_replace(quire_set *set, const location *at, const uint8_t *ima
         return damaged("a table page is missing", at->table);
     }
     /* heap_place may have compacted the old record's page: the word tells where it is now. */
-    quire_page_id old_page;
-    uint32_t old_unit;
-    if (record_at(&set->view, words[at->word], &old_page, &old_unit) == NULL) {
+    location old;
+    if (!record_at(&set->view, words[at->word], &old)) {
         return damaged("a word leads to no record", words[at->word]);
     }
     words[at->word] = (words[at->word] & ~PLACE_MASK) | (uint64_t)id << (set->view.page_shift - 3) | unit;
-    return heap_release(set, old_page, old_unit, old_units);
+    return heap_release(set, old.page, old.unit, old_units);
 }
 
-static int record_insert(quire_set *set, uint32_t bucket, uint32_t signature, const uint8_t *image, uint32_t bytes) {
+static inline uint64_t word_of(const quire_view *view, uint32_t signature, quire_page_id id, uint32_t unit) {
+    return (uint64_t)signature << PLACE_BITS | (uint64_t)id << (view->page_shift - 3) | unit;
+}
+
+/* The word of a record that is placed goes where the search for its key ended. entry: of that page as it is now. */
+static int word_insert(quire_set *set, const location *at, uint64_t entry, uint64_t word) {
+    uint64_t *words = quire_page_amend_at(set, at->table, entry, (size_t)at->word * 8, 8, false);
+    if (QUIRE_UNLIKELY(words == NULL)) {
+        return damaged("a table page is missing", at->table);
+    }
+    words[at->word] = word;
+    return QUIRE_OK;
+}
+
+static int count_up(quire_set *set, map_super *super) {
+    super->count++;
+    return QUIRE_UNLIKELY(super->count > shape_room(&set->view, shape_of(super))) ? table_adapt(set) : QUIRE_OK;
+}
+
+static int record_insert(quire_set *set, uint32_t bucket, uint32_t signature, const location *at, const uint8_t *image,
+                         uint32_t bytes) {
     quire_page_id id;
     uint32_t unit;
     heap_page *page;
     QUIRE_TRY(heap_place(set, bytes / 8, POPS_MAX, &id, &unit, &page));
     memcpy(unit_at(page, unit), image, bytes);
-    uint64_t word = (uint64_t)signature << PLACE_BITS | (uint64_t)id << (set->view.page_shift - 3) | unit;
-    QUIRE_TRY(bucket_insert(set, bucket, word));
-    map_super *super = quire_page_write(set, 0);
-    super->count++;
-    return super->count > shape_room(&set->view, shape_of(super)) ? table_adapt(set) : QUIRE_OK;
+    uint64_t word = word_of(&set->view, signature, id, unit);
+    /* Placing may have written to table pages: their words then lead elsewhere, but stand where they were. */
+    QUIRE_TRY(at->word == 0 ? bucket_insert(set, bucket, word)
+                            : word_insert(set, at, quire_page_entry(&set->view, at->table), word));
+    return count_up(set, quire_page_write(set, 0));
 }
 
-static int map_put(quire_set *set, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes,
-                   bool append) {
+static inline bool value_is_replaced(const quire_record *old, size_t value_bytes) {
+    return quire_record_value_part(old) == value_bytes && quire_record_form(old) == QUIRE_VALUE_INLINE;
+}
+
+/* The common update: a value of the same size, over the old one. */
+static inline int value_replace(quire_set *set, const location *at, const uint8_t *value, size_t value_bytes) {
+    const quire_record *old = at->record;
+    size_t start = (size_t)at->unit * 8 + offsetof(quire_record, stamp);
+    size_t end = (size_t)at->unit * 8 + quire_record_bytes(old);
+    uint8_t *page =
+        quire_page_amend_at(set, at->page, at->page_entry, start, end - start, old->stamp == *set->epoch_writing);
+    if (QUIRE_UNLIKELY(page == NULL)) {
+        return damaged("a record page is missing", at->page);
+    }
+    quire_record *record = (quire_record *)(page + (size_t)at->unit * 8);
+    record->stamp = *set->epoch_writing;
+    quire_bytes_copy(record->bytes + quire_record_key_part(record), value, value_bytes);
+    return QUIRE_OK;
+}
+
+/* at: what bucket_find found, and rc what it returned. */
+static int put_found(quire_set *set, uint32_t bucket, uint32_t signature, int rc, const location *at,
+                     const quire_item *item, bool append) {
+    if (rc != QUIRE_OK && rc != QUIRE_E_NOTFOUND) {
+        return rc;
+    }
+    const quire_record *old = rc == QUIRE_OK ? at->record : NULL;
+    if (QUIRE_LIKELY(old != NULL && !append && value_is_replaced(old, item->value_bytes))) {
+        return value_replace(set, at, item->value, item->value_bytes);
+    }
+    uint8_t image[8192];
+    uint32_t bytes, old_bytes = old == NULL ? 0 : quire_record_bytes(old);
+    QUIRE_TRY(append ? quire_record_compose_append(set, old, item->key, item->key_bytes, item->value, item->value_bytes,
+                                                   image, &bytes)
+                     : quire_record_compose(set, old, item->key, item->key_bytes, item->value, item->value_bytes, image,
+                                            &bytes));
+    return old == NULL ? record_insert(set, bucket, signature, at, image, bytes)
+                       : record_replace(set, at, image, bytes, old_bytes);
+}
+
+static int map_put(quire_set *set, const quire_item *item, bool append) {
     const map_super *super = super_read(&set->view);
     if (QUIRE_UNLIKELY(super == NULL)) {
         return damaged("the super page is damaged", 0);
     }
-    uint32_t signature = signature_of(&set->view, hash_key(key, key_bytes, super->seed));
+    uint32_t signature = signature_of(&set->view, hash_key(item->key, item->key_bytes, super->seed));
     uint32_t bucket = bucket_of(shape_of(super), signature);
     location at;
-    int rc = bucket_find(&set->view, bucket, signature, key, key_bytes, &at);
-    if (rc != QUIRE_OK && rc != QUIRE_E_NOTFOUND) {
-        return rc;
-    }
-    const quire_record *old = rc == QUIRE_OK ? at.record : NULL;
-    if (QUIRE_LIKELY(old != NULL && !append && quire_record_value_part(old) == value_bytes &&
-                     quire_record_form(old) == QUIRE_VALUE_INLINE)) {
-        /* The common update: same size, in place. */
-        size_t start = (size_t)at.unit * 8 + offsetof(quire_record, stamp);
-        size_t end = (size_t)at.unit * 8 + quire_record_bytes(old);
-        uint8_t *page = quire_page_amend(set, at.page, start, end - start, old->stamp == *set->epoch_writing);
-        if (page == NULL) {
-            return damaged("a record page is missing", at.page);
-        }
-        quire_record *record = (quire_record *)(page + (size_t)at.unit * 8);
-        record->stamp = *set->epoch_writing;
-        memcpy(record->bytes + quire_record_key_part(record), value, value_bytes);
-        return QUIRE_OK;
-    }
-    uint8_t image[8192];
-    uint32_t bytes, old_bytes = old == NULL ? 0 : quire_record_bytes(old);
-    QUIRE_TRY(append ? quire_record_compose_append(set, old, key, key_bytes, value, value_bytes, image, &bytes)
-                     : quire_record_compose(set, old, key, key_bytes, value, value_bytes, image, &bytes));
-    return old == NULL ? record_insert(set, bucket, signature, image, bytes)
-                       : record_replace(set, &at, image, bytes, old_bytes);
+    int rc = bucket_find(&set->view, bucket, signature, item->key, item->key_bytes, &at);
+    return put_found(set, bucket, signature, rc, &at, item, append);
 }
 
 static int map_remove(quire_set *set, const uint8_t *key, size_t key_bytes) {
@@ -1061,41 +1136,186 @@ static int map_remove(quire_set *set, const uint8_t *key, size_t key_bytes) {
     return table_adapt(set);
 }
 
-/* ------------------------------------------------------------------------------------------------ reading in bulk */
+/* ------------------------------------------------------------------------------------------------ many keys at a time */
+
+static inline void record_ahead(const quire_view *view, uint64_t word, bool change) {
+    uint64_t place = word & PLACE_MASK;
+    uint64_t entry = quire_page_entry(view, (quire_page_id)(place >> (view->page_shift - 3)));
+    const uint8_t *page = quire_entry_read(view, entry);
+    if (change) {
+        quire_amend_ahead(view, entry);
+    }
+    if (page != NULL) {
+        const uint8_t *at = page + (place & ((1u << (view->page_shift - 3)) - 1)) * 8;
+        __builtin_prefetch(at);
+        __builtin_prefetch(at + 64);
+    }
+}
 
 /* Asks for the memory of several keys at once, first their lines of the table, then the records these lead to: so the operations
- * that follow find it near, instead of waiting for one key's memory after the other's. */
-static void map_prefetch(const quire_view *view, const quire_rows *keys, int64_t first, int64_t count) {
-    const map_super *super = super_read(view);
-    uint32_t signature[QUIRE_PREFETCH_ROWS];
-    const uint64_t *words[QUIRE_PREFETCH_ROWS];
-    if (super == NULL) {
-        return;
-    }
+ * that follow find it near, instead of waiting for one key's memory after the other's. Gives the keys' signatures. */
+static void keys_ahead(const quire_view *view, const map_super *super, const quire_item *items, size_t count,
+                       bool change, uint32_t signatures[QUIRE_GROUP_ITEMS]) {
+    const uint64_t *pages[QUIRE_GROUP_ITEMS];
     shape s = shape_of(super);
-    for (int64_t i = 0; i < count; i++) {
-        size_t key_bytes;
-        const uint8_t *key = quire_rows_at(keys, first + i, &key_bytes);
-        signature[i] = signature_of(view, hash_key(key, key_bytes, super->seed));
-        words[i] = quire_page_read(view, QUIRE_DIRECTORY_PAGE(bucket_of(s, signature[i])));
-        if (words[i] != NULL) {
-            __builtin_prefetch(words[i] + (size_t)signature_line(view, signature[i]) * LINE_WORDS);
+    for (size_t i = 0; i < count; i++) {
+        signatures[i] = signature_of(view, hash_key(items[i].key, items[i].key_bytes, super->seed));
+        pages[i] = quire_page_read(view, QUIRE_DIRECTORY_PAGE(bucket_of(s, signatures[i])));
+        if (QUIRE_LIKELY(pages[i] != NULL)) {
+            __builtin_prefetch(pages[i] + (size_t)signature_line(view, signatures[i]) * LINE_WORDS);
         }
     }
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t line = words[i] == NULL ? 0 : signature_line(view, signature[i]);
-        for (uint32_t w = line_first(line); words[i] != NULL && w < (line + 1) * LINE_WORDS; w++) {
-            if (words[i][w] >> PLACE_BITS == signature[i] && words[i][w] != 0) {
-                uint64_t place = words[i][w] & PLACE_MASK;
-                const uint8_t *page = quire_page_read(view, (quire_page_id)(place >> (view->page_shift - 3)));
-                if (page != NULL) {
-                    const uint8_t *at = page + (place & ((1u << (view->page_shift - 3)) - 1)) * 8;
-                    __builtin_prefetch(at);
-                    __builtin_prefetch(at + 64);
-                }
-            }
+    for (size_t i = 0; i < count; i++) {
+        if (QUIRE_UNLIKELY(pages[i] == NULL)) {
+            continue;
+        }
+        unsigned same, empty;
+        uint32_t line = signature_line(view, signatures[i]);
+        line_look(pages[i], line, signatures[i], &same, &empty);
+        for (; same != 0; same &= same - 1) {
+            record_ahead(view, pages[i][line * LINE_WORDS + (uint32_t)__builtin_ctz(same)], change);
         }
     }
+}
+
+static void map_ahead(const quire_view *view, const quire_item *items, size_t count) {
+    uint32_t signatures[QUIRE_GROUP_ITEMS];
+    const map_super *super = super_read(view);
+    if (super != NULL) {
+        keys_ahead(view, super, items, count, false, signatures);
+    }
+}
+
+static int map_find_items(const quire_view *view, const quire_item *items, size_t count, const quire_record **records) {
+    uint32_t signatures[QUIRE_GROUP_ITEMS];
+    const map_super *super = super_read(view);
+    if (QUIRE_UNLIKELY(super == NULL)) {
+        return damaged("the super page is damaged", 0);
+    }
+    keys_ahead(view, super, items, count, false, signatures);
+    shape s = shape_of(super);
+    for (size_t i = 0; i < count; i++) {
+        location found;
+        int rc =
+            bucket_find(view, bucket_of(s, signatures[i]), signatures[i], items[i].key, items[i].key_bytes, &found);
+        if (rc != QUIRE_OK && rc != QUIRE_E_NOTFOUND) {
+            return rc;
+        }
+        records[i] = rc == QUIRE_OK ? found.record : NULL;
+    }
+    return QUIRE_OK;
+}
+
+/* Pages that so many puts may touch which only write over a value, or append to the page being filled; and, as before any put, what
+ * leaves room for a removal. */
+static uint64_t quick_reserve(const quire_set *set, size_t count) {
+    uint64_t known = (uint64_t)set->view.table[0].page_count + set->view.table[1].page_count + count / 2;
+    return 2 * map_reserve(set) + 1 + (known < 2 * count ? known : 2 * count);
+}
+
+/* What puts of a group share: pages of the epoch being written, which stay where they are until the map is written to in another way. */
+typedef struct {
+    quire_set *set;
+    map_super *super; /* NULL: to be asked for */
+    heap_page *fill;  /* the page being filled; NULL: to be asked for */
+    uint64_t room;    /* keys that the table holds before it grows */
+} put_group;
+
+static int group_begin(put_group *group) {
+    quire_set *set = group->set;
+    group->super = quire_page_write(set, 0);
+    if (group->super == NULL) {
+        return damaged("the super page is missing", 0);
+    }
+    group->room = shape_room(&set->view, shape_of(group->super));
+    if (group->super->fill_page != QUIRE_NO_PAGE) {
+        group->fill = heap_write(set, group->super->fill_page);
+        return group->fill == NULL ? QUIRE_E_CORRUPT : QUIRE_OK;
+    }
+    return QUIRE_OK;
+}
+
+/* Writes the record of a new key behind the others of the page being filled, or on a fresh page. *done is false where it takes more than
+ * that: no room but in holes or partly filled pages, streams, a further table page. */
+static int record_append(put_group *group, uint32_t signature, const location *at, const quire_item *item, bool *done) {
+    quire_set *set = group->set;
+    const quire_view *view = &set->view;
+    *done = false;
+    if (!quire_record_is_plain(quire_view_page_bytes(view), item->key_bytes, item->value_bytes) || at->word == 0) {
+        return QUIRE_OK;
+    }
+    if (group->super == NULL) {
+        QUIRE_TRY(group_begin(group));
+    }
+    map_super *super = group->super;
+    uint32_t units = quire_record_plain_bytes(item->key_bytes, item->value_bytes) / 8;
+    if (group->fill == NULL || group->fill->hole != 0 || page_units(view) - group->fill->bump < units) {
+        quire_page_id fresh;
+        if (super->partial_head != QUIRE_NO_PAGE || (group->fill != NULL && group->fill->hole != 0)) {
+            return QUIRE_OK;
+        }
+        QUIRE_TRY(heap_fresh(set, super, &fresh, &group->fill));
+    }
+    heap_page *page = group->fill;
+    uint32_t unit = page->bump;
+    quire_record_write_plain(unit_at(page, unit), *set->epoch_writing, item->key, item->key_bytes, item->value,
+                             item->value_bytes);
+    page->bump = (uint16_t)(unit + units);
+    page->record_count++;
+    super->count++;
+    *done = true;
+    return word_insert(set, at, at->table_entry, word_of(view, signature, super->fill_page, unit));
+}
+
+/* What most puts are, done with little ado: a value of the same size, or a new record behind the others. Else *done is false. */
+static inline int put_quickly(put_group *group, uint32_t signature, int rc, const location *at, const quire_item *item,
+                              bool *done) {
+    if (rc == QUIRE_E_NOTFOUND) {
+        return record_append(group, signature, at, item, done);
+    }
+    *done = rc == QUIRE_OK && value_is_replaced(at->record, item->value_bytes);
+    return *done ? value_replace(group->set, at, item->value, item->value_bytes) : QUIRE_OK;
+}
+
+/* A put of any kind, with a reservation of its own. */
+static int put_slowly(quire_set *set, uint32_t bucket, uint32_t signature, int rc, const location *at,
+                      const quire_item *item) {
+    QUIRE_TRY(quire_put_reserve(set, map_reserve(set), item));
+    return put_found(set, bucket, signature, rc, at, item, false);
+}
+
+static int map_put_items(quire_set *set, const quire_item *items, size_t count, size_t *done) {
+    const quire_view *view = &set->view;
+    uint32_t signatures[QUIRE_GROUP_ITEMS];
+    put_group group = {.set = set};
+    const map_super *super = super_read(view);
+    if (QUIRE_UNLIKELY(super == NULL)) {
+        return damaged("the super page is damaged", 0);
+    }
+    keys_ahead(view, super, items, count, true, signatures);
+    shape s = shape_of(super);
+    bool reserved = quire_arena_reserve(view->arena, quick_reserve(set, count)) == QUIRE_OK;
+    while (*done < count) {
+        const quire_item *item = &items[*done];
+        uint32_t signature = signatures[*done], bucket = bucket_of(s, signature);
+        location at;
+        bool quick = false;
+        int rc = bucket_find(view, bucket, signature, item->key, item->key_bytes, &at);
+        if (QUIRE_LIKELY(reserved)) {
+            QUIRE_TRY(put_quickly(&group, signature, rc, &at, item, &quick));
+        }
+        if (QUIRE_UNLIKELY(!quick)) {
+            QUIRE_TRY(put_slowly(set, bucket, signature, rc, &at, item));
+        }
+        ++*done;
+        if (QUIRE_UNLIKELY(!quick || (group.super != NULL && group.super->count > group.room))) {
+            QUIRE_TRY(quick ? table_adapt(set) : QUIRE_OK);
+            group = (put_group){.set = set};
+            s = shape_of(quire_page_read(view, 0));
+            reserved = quire_arena_reserve(view->arena, quick_reserve(set, count - *done)) == QUIRE_OK;
+        }
+    }
+    return QUIRE_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------ iterating */
@@ -1150,6 +1370,22 @@ static int map_page_records(const quire_view *view, quire_page_id id,
     return QUIRE_OK;
 }
 
+/* As value_replace leaves it. */
+static const quire_record *map_amended(const quire_view *view, const uint8_t *page, uint32_t offset, uint32_t count) {
+    const heap_page *heap = (const heap_page *)page;
+    uint32_t start = offset - (uint32_t)offsetof(quire_record, stamp), page_bytes = quire_view_page_bytes(view);
+    if (heap->magic != HEAP_MAGIC || heap->bump > page_units(view) || start < HEAP_FIRST_UNIT * 8 ||
+        start >= (uint32_t)heap->bump * 8 || !quire_record_fits(page, page_bytes, start)) {
+        return NULL;
+    }
+    const quire_record *record = (const quire_record *)(page + start);
+    return record->key_word != HOLE && quire_record_key_is_inline(record) &&
+                   quire_record_form(record) == QUIRE_VALUE_INLINE &&
+                   start + quire_record_bytes(record) == offset + count
+               ? record
+               : NULL;
+}
+
 static int map_count(const quire_view *view, uint64_t *count) {
     const map_super *super = super_read(view);
     if (super == NULL) {
@@ -1171,15 +1407,14 @@ static int check_words(const quire_view *view, const map_super *super, uint32_t 
             continue;
         }
         in_use++;
-        uint32_t signature = (uint32_t)(words[i] >> PLACE_BITS), unit;
-        quire_page_id page;
-        const quire_record *record = record_at(view, words[i], &page, &unit);
-        if (bucket_of(shape_of(super), signature) != bucket || record == NULL || heap_read(view, page) == NULL ||
-            record->key_word == HOLE) {
+        uint32_t signature = (uint32_t)(words[i] >> PLACE_BITS);
+        location at;
+        if (bucket_of(shape_of(super), signature) != bucket || !record_at(view, words[i], &at) ||
+            heap_read(view, at.page) == NULL || at.record->key_word == HOLE) {
             return damaged("I2: a word is in the wrong bucket or leads nowhere, bucket", bucket);
         }
         quire_buffer key = {0};
-        int rc = quire_record_key(view, record, &key);
+        int rc = quire_record_key(view, at.record, &key);
         bool same = rc == QUIRE_OK && signature_of(view, hash_key(key.bytes, key.count, super->seed)) == signature;
         quire_buffer_free(&key);
         QUIRE_TRY(rc);
@@ -1300,10 +1535,13 @@ const quire_kv_ops quire_map_ops = {.kind = QUIRE_KIND_MAP,
                                     .reserve = map_reserve,
                                     .find = map_find,
                                     .locate = map_locate,
-                                    .prefetch = map_prefetch,
+                                    .ahead = map_ahead,
+                                    .find_items = map_find_items,
                                     .put = map_put,
+                                    .put_items = map_put_items,
                                     .remove = map_remove,
                                     .next = map_next,
                                     .page_records = map_page_records,
+                                    .amended = map_amended,
                                     .count = map_count,
                                     .check = map_check};

@@ -1491,8 +1491,7 @@ static int replace(quire_set *set, place *at, uint32_t old_bytes, const quire_re
     return insert(set, at, image, record_bytes);
 }
 
-static int ordered_put(quire_set *set, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes,
-                       bool append) {
+static int ordered_put(quire_set *set, const quire_item *item, bool append) {
     union {
         quire_record record;
         uint8_t bytes[QUIRE_PAGE_BYTES_MAX / 8];
@@ -1502,8 +1501,9 @@ static int ordered_put(quire_set *set, const uint8_t *key, size_t key_bytes, con
     const quire_record *old = NULL;
     uint32_t record_bytes = 0, old_bytes = 0;
     uint64_t old_payload_bytes = 0;
-    key = key_bytes != 0 ? key : nothing;
-    value = value_bytes != 0 ? value : nothing;
+    size_t key_bytes = item->key_bytes, value_bytes = item->value_bytes;
+    const uint8_t *key = key_bytes != 0 ? item->key : nothing;
+    const uint8_t *value = value_bytes != 0 ? item->value : nothing;
     QUIRE_TRY(locate(&set->view, set, key, key_bytes, &at, &node));
     if (QUIRE_LIKELY(at.page != QUIRE_NO_PAGE)) {
         /* A new record goes right below floor: fetched while it is being composed. */

@@ -116,14 +116,65 @@ int quire_record_compare(const quire_view *view, const quire_record *record, con
                          int *order);
 int quire_record_compare_slow(const quire_view *view, const quire_record *record, const uint8_t *key, size_t key_bytes,
                               int *order);
+/* As memcmp and memcpy, for the few bytes that keys and values mostly are: without a call. */
+static inline bool quire_bytes_equal(const uint8_t *left, const uint8_t *right, size_t count) {
+    if (QUIRE_UNLIKELY(count > 64)) {
+        return memcmp(left, right, count) == 0;
+    }
+    uint64_t a = 0, b = 0;
+    for (; count >= 8; count -= 8, left += 8, right += 8) {
+        memcpy(&a, left, 8);
+        memcpy(&b, right, 8);
+        if (a != b) {
+            return false;
+        }
+    }
+    for (; count > 0; count--) {
+        if (*left++ != *right++) {
+            return false;
+        }
+    }
+    return true;
+}
+static inline void quire_bytes_copy(uint8_t *to, const uint8_t *from, size_t count) {
+    if (QUIRE_UNLIKELY(count > 128)) {
+        memcpy(to, from, count);
+        return;
+    }
+    for (; count >= 8; count -= 8, to += 8, from += 8) {
+        memcpy(to, from, 8);
+    }
+    for (; count > 0; count--) {
+        *to++ = *from++;
+    }
+}
+
 static inline bool quire_record_key_equals(const quire_view *view, const quire_record *record, const uint8_t *key,
                                            size_t key_bytes, int *rc) {
     if (QUIRE_LIKELY(quire_record_key_is_inline(record))) {
-        return quire_record_key_part(record) == key_bytes && memcmp(record->bytes, key, key_bytes) == 0;
+        return quire_record_key_part(record) == key_bytes && quire_bytes_equal(record->bytes, key, key_bytes);
     }
     int order = 1;
     *rc = quire_record_compare_slow(view, record, key, key_bytes, &order);
     return *rc == QUIRE_OK && order == 0;
+}
+
+/* Whether key and value both lie in the record, none in a stream. */
+static inline bool quire_record_is_plain(uint32_t page_bytes, size_t key_bytes, size_t value_bytes) {
+    uint32_t inline_max = quire_record_inline_max(page_bytes);
+    return key_bytes <= inline_max / 2 && value_bytes <= inline_max &&
+           QUIRE_RECORD_HEADER_BYTES + key_bytes + value_bytes <= inline_max;
+}
+static inline uint32_t quire_record_plain_bytes(size_t key_bytes, size_t value_bytes) {
+    return (uint32_t)(QUIRE_RECORD_HEADER_BYTES + key_bytes + value_bytes + 7) & ~7u;
+}
+/* What quire_record_compose makes of them where they are plain and nothing is replaced, in its place. */
+static inline void quire_record_write_plain(quire_record *record, uint32_t stamp, const uint8_t *key, size_t key_bytes,
+                                            const uint8_t *value, size_t value_bytes) {
+    memset((uint8_t *)record + quire_record_plain_bytes(key_bytes, value_bytes) - 8, 0, 8); /* with the padding */
+    *record = (quire_record){.key_word = (uint16_t)key_bytes, .value_word = (uint16_t)value_bytes, .stamp = stamp};
+    quire_bytes_copy(record->bytes, key, key_bytes);
+    quire_bytes_copy(record->bytes + key_bytes, value, value_bytes);
 }
 
 /* How many pages may be touched by streams when a record of this size is put or appended to: add to the structure's own. */

@@ -53,6 +53,15 @@ class InPlaceMachine(RuleBasedStateMachine):
         for key in keys:
             self.map[key] = self.model[key] = value
 
+    @rule(
+        pairs=st.lists(
+            st.tuples(KEYS, st.one_of(VALUES, st.sampled_from([b"", b"short", b"x" * 40, b"x" * 900]))), max_size=80
+        )
+    )
+    def put_many(self, pairs):
+        self.map.put_many([key for key, _ in pairs], [value for _, value in pairs])
+        self.model.update(pairs)
+
     @rule(key=KEYS, size=st.sampled_from([0, 5, 16, 40, 900, 5000]))
     def put_other_size(self, key, size):
         self.map[key] = self.model[key] = b"x" * size
@@ -280,6 +289,28 @@ def test_a_delta_is_the_same_as_that_of_copied_pages():
                 it.put_many(keys[1::3], [b"%040d" % (number * 7) for number in range(len(keys[1::3]))])
                 told.append(sorted(delta.write(pm, older)))
     assert told[0] == told[1]
+
+
+def test_what_changed_in_place_is_told_from_the_oldest_note_on():
+    """Of a page with few changes the notes are all that is looked at; of one with many, or copied since, all of it is."""
+    with filled(300, page_size=4096) as pm:
+        it = pm.map("it")
+        before = dict(it.items())
+        model, keys = dict(before), list(before)
+        with pm._weak_snapshot() as weak:
+
+            def put(numbers, value):
+                for number in numbers:
+                    it[keys[number]] = model[keys[number]] = value
+                assert rebuilt(before, delta.write(pm, weak)) == model
+
+            for epoch in range(3):  # notes of several epochs, in another order than the records
+                put((40, 7, 41, 7), b"value %010d" % epoch)
+                put((60 + epoch,), b"another size")
+                pm.commit()
+            put(range(0, 100, 2), b"value 7777777777")
+            del it[keys[41]], model[keys[41]]
+            put((43,), b"value 4343434343")
 
 
 def test_a_lost_weak_snapshot_is_told_also_after_its_notes_are_gone():
