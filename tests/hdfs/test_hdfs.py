@@ -274,6 +274,23 @@ def spoil_base(url, rng):
 # ------------------------------------------------------------------------------------------------ deaths
 
 
+def test_a_cluster_is_healed_when_every_block_has_its_copies(cluster, folder):
+    """Those who kill DataNodes rest on it."""
+    storage, path = storage_for(cluster.web_url(home(folder)))
+    files = [f"{path}/{number}" for number in range(20)]
+    cluster.heal()
+    for file in files:
+        storage.write_atomic(file, b"on two nodes")
+        storage._client.set_replication(file, cluster.data_nodes)
+    cluster.heal()
+    for node in range(1, cluster.data_nodes):
+        cluster.kill(node)
+    for file in files:
+        with storage.open(file) as stream:
+            assert stream.read() == b"on two nodes"
+    cluster.heal()
+
+
 @pytest.mark.parametrize("mode", harness.MODES if ALL else [harness.MODES[SEED % 3]])
 def test_data_nodes_that_die_during_commits_and_during_recovery(cluster, mode, folder, undisturbed, capsys):
     """One of three is killed while batches are committed, another one while the query reads its checkpoint."""
