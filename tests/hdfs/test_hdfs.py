@@ -1,6 +1,7 @@
 """Real queries with their checkpoints on a real HDFS: daemons and drivers die, nothing is lost, and Python can tell.
 
-QUIRE_HDFS  "all" for more of everything that dies; takes a quarter of an hour.
+QUIRE_HDFS  "all" for more of everything that dies, in each mode; on two busy cores a mode's deaths of DataNodes alone
+            take five minutes, most of them to start JVMs. One mode: -k delta.
 """
 
 import json
