@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -38,6 +39,8 @@ CLIENT = {"dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "5"}
 HEARTBEAT_SECONDS = 1
 RECHECK_MILLISECONDS = 2000
 DEAD_AFTER_SECONDS = 2 * RECHECK_MILLISECONDS // 1000 + 10 * HEARTBEAT_SECONDS
+# A NameNode lets each DataNode make two copies at a time, which is two a second for small files.
+COPIES_AT_ONCE = 100
 # A daemon that is not up by then never will be; on a quiet machine it takes four seconds.
 UP_SECONDS = 180
 LOGGING = """
@@ -143,6 +146,11 @@ class Cluster:
             "dfs.namenode.redundancy.interval.seconds": "1s",
             # A copy may have been ordered from a DataNode that was killed; the NameNode waits five minutes for it.
             "dfs.namenode.reconstruction.pending.timeout-sec": 3,
+            # Of two DataNodes that are left, one is soon "too busy" (twice the average), and a block then has one copy.
+            "dfs.namenode.redundancy.considerLoad": "false",
+            "dfs.namenode.replication.max-streams": COPIES_AT_ONCE,
+            "dfs.namenode.replication.max-streams-hard-limit": COPIES_AT_ONCE,
+            "dfs.namenode.replication.work.multiplier.per.iteration": COPIES_AT_ONCE,
             **CLIENT,
             **(conf or {}),
         }
@@ -248,10 +256,12 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------------ what it says
 
-    def _bean(self, name: str) -> dict[str, Any]:
-        url = f"http://localhost:{self.web_port}/jmx?qry=Hadoop:service=NameNode,name={name}"
+    def _ask(self, what: str) -> Any:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=10) as answer:
+        return opener.open(f"http://localhost:{self.web_port}/{what}", timeout=10)
+
+    def _bean(self, name: str) -> dict[str, Any]:
+        with self._ask(f"jmx?qry=Hadoop:service=NameNode,name={name}") as answer:
             found: dict[str, Any] = json.load(answer)["beans"][0]
         return found
 
@@ -298,14 +308,19 @@ class Cluster:
             if f"datanode{node}" not in self._daemons:
                 self.start(node)
         self.wait_until_live()
-        lacking = ("UnderReplicatedBlocks", "PendingReconstructionBlocks", "MissingBlocks")
         deadline = time.monotonic() + UP_SECONDS
-        state: dict[str, Any] = {}
+        state: dict[str, int] = {}
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError, LookupError, ValueError):
-                found = self._bean("FSNamesystem")
-                state = {name: found[name] for name in lacking}
+            with contextlib.suppress(OSError, LookupError):
+                state = self._lacking()
                 if not any(state.values()):
                     return
             time.sleep(0.1)
         raise ClusterError(f"HDFS had blocks with too few copies after {UP_SECONDS} s: {state}")
+
+    def _lacking(self) -> dict[str, int]:
+        """How many blocks have too few copies, or none: counted anew, as the NameNode's metrics are ten seconds old."""
+        with self._ask("fsck?path=/") as answer:
+            text = answer.read().decode()
+        names = ("Under-replicated blocks", "Missing blocks")
+        return {name: int(re.findall(rf"{name}:\s*(\d+)", text)[0]) for name in names}
