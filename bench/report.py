@@ -54,7 +54,26 @@ def load(file: Path) -> Document:
         or any(part not in document for part in parts)
     ):
         raise SystemExit(f"{file} is no saved run of format {FORMAT}")
+    set_aside(document)
     return document
+
+
+def set_aside(document: Document) -> None:
+    """Tells results without a number, as an interrupted or failed run of other code may have left them, as failed."""
+    names = ("median", "min", "max")
+    whole: list[Result] = []
+    lacking: dict[str, tuple[Result, list[str]]] = {}
+    for each in document["results"]:
+        numbers = [each.get(name) for name in names] if each.get("values") else [None]
+        if all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers):
+            whole.append(each)
+        else:
+            place = {name: each.get("case", each)[name] for name in ("benchmark", "variant", "size", "peer")}
+            lacking.setdefault(json.dumps(place), (place, []))[1].append(each["measure"])
+    document["results"] = whole
+    for place, measures in lacking.values():
+        reason = f"incomplete, no median of {', '.join(unique(measures))}"
+        document["failures"].append({**place, "repetition": 0, "reason": reason, "missing": False})
 
 
 # ------------------------------------------------------------------------------------------------ numbers
@@ -293,7 +312,8 @@ def parts_of(document: Document) -> list[Part]:
     """Everything there is to tell of a run."""
     results: list[Result] = document["results"]
     mode = document["settings"].get("mode", "")
-    told = f"A {mode} run of {document['started']}, {document['state']} after {duration(document['seconds'])}"
+    state = {"running": "killed or still running"}.get(document["state"], document["state"])
+    told = f"A {mode} run of {document['started']}, {state} after {duration(document['seconds'])}"
     sittings = len(document.get("sittings", []))
     told += f" in {sittings} sittings." if sittings > 1 else "."
     parts = [Part("Quire benchmarks", 1, paragraphs=[told])]

@@ -6,6 +6,7 @@ included. Ctrl-C ends the run and keeps what there is; a later run can go on fro
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -466,6 +467,10 @@ def run_one(results: Run, case: Case, repetition: int, interrupt: Interrupt, iso
     case = replace(case, folder=work)
     try:
         measurements = run_isolated(case, interrupt) if isolate else run_case(case)
+        if wrong := [each.measure for each in measurements if not math.isfinite(each.value)]:
+            raise CaseFailed(f"no number for {', '.join(wrong)}")
+        if not measurements:
+            raise CaseFailed("it ended without a number")
     except Exception as error:
         missing = isinstance(error, MissingPeer)
         known = missing or isinstance(error, CaseFailed)

@@ -101,6 +101,33 @@ def test_a_peer_that_fails_is_reported_with_the_reason_and_has_no_times(monkeypa
     assert ("| failed |" if peer is Broken else "| not installed |") in text
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"), [([], "without a number"), ([core.timed("get", float("nan"), 1, "get")], "no number for get")]
+)
+def test_a_case_without_a_number_is_reported_as_failed(monkeypatch, given, reason):
+    monkeypatch.setattr(runner, "run_case", lambda case: given)
+    failing = runner.run([tiny(each) for each in runner.chosen(["core.map-each"])], TINY, None, isolate=False)
+    assert failing["results"] == []
+    assert all(reason in each["reason"] for each in failing["failures"]) and failing["failures"]
+
+
+@pytest.mark.parametrize("left", [{"values": [], "repetitions": []}, {"median": None}, {"median": float("nan")}, {}])
+def test_a_result_without_a_median_is_reported_as_failed(document, tmp_path, capsys, left):
+    cut = json.loads(json.dumps(document))
+    for result in cut["results"]:
+        if (result["benchmark"], result["peer"], result["measure"]) == ("core.map-each", "sqlite", "get"):
+            for name in ("median", "min", "max"):
+                del result[name]
+            result |= left
+    file = save({**cut, "state": "running"}, tmp_path / "cut.json")
+    page = tmp_path / "cut.html"
+    assert bench.main(["report", file, "--html", str(page), "--markdown", str(tmp_path / "cut.md")]) == 0
+    text = (tmp_path / "cut.md").read_text()
+    assert "core.map-each map, 1,000 records, sqlite: failed: incomplete, no median of get\n" in text
+    assert "killed or still running after" in text and "| failed |" in text
+    assert bench.main(["compare", file, file]) == 0
+
+
 class BrokenLater(peers.Dict):
     times = 0
 
