@@ -2,7 +2,7 @@
 
 A peer gives the same operations in its own way. Inputs are made in the form the peer likes best (``keys_in``,
 ``pairs_in``) before the clock starts. Where a peer has several ways to read, ``*_ways`` name them all and the benchmark
-takes the fastest.
+takes the fastest, by trying them.
 What was tried and not taken:
 
 * LMDB, sorting a batch first: costs more in Python than it saves.

@@ -78,6 +78,22 @@ def test_run_in_processes_of_their_own_saves_all_that_a_result_needs(tmp_path):
     assert {"quire", "sqlite", "dict"} <= {each["peer"] for each in saved["results"]}
 
 
+def test_the_way_that_is_fastest_once_all_are_warm_is_taken_and_named():
+    tried = []
+
+    def way(name, *seconds):
+        def call(sample):
+            tried.append(name)
+            time.sleep(seconds[min(tried.count(name), len(seconds)) - 1])
+
+        return call
+
+    ways = {"cold": way("cold", 0.2, 0.001), "steady": way("steady", 0.05), "slow": way("slow", 0.1)}
+    assert core.fastest(ways, None) == ("cold, faster than steady, slow", ways["cold"])
+    assert tried == [*ways, *reversed(ways)] * 2
+    assert core.fastest({"only": ways["slow"]}, None) == ("only", ways["slow"])
+
+
 class Broken(peers.Dict):
     def put_each(self, keys, values):
         super().put_each(keys, values[::-1])
