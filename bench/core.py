@@ -51,6 +51,8 @@ SNAPSHOT_CALLS = 2000
 NANOSECONDS = 1e9
 
 STORES = ("quire", "lmdb", "rocksdb", "sqlite")
+ALIKE = "quire-from-bytes"
+BULK_STORES = ("quire", ALIKE, *STORES[1:], "quire-file")
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class Benchmark:
     """A benchmark: for each variant its peers, and the sizes for a quick and a full run.
 
     ``axis`` is what the size is, for a plot over several. Measures of ``unplotted`` are in the tables only. ``rivals``
-    are the peers that Quire loses to where they are better; by default all that are not Quire themselves. ``at`` has
-    the peers of a size, where they are not all.
+    are the peers that Quire loses to where they are better; by default all that are not Quire themselves. ``alike`` is
+    Quire called as its rivals are, where the reference is not. ``at`` has the peers of a size, where they are not all.
     """
 
     name: str
@@ -135,6 +137,7 @@ class Benchmark:
     axis: str = ""
     unplotted: tuple[str, ...] = ()
     rivals: tuple[str, ...] | None = None
+    alike: str = ""
     at: dict[int, tuple[str, ...]] = field(default_factory=dict)
     paper: Paper | None = None
 
@@ -512,6 +515,7 @@ START_SECONDS = 0.6  # of one process, imports included
 # Roughly what one record costs in one case.
 MICROSECONDS = {
     "quire": 2.0,
+    "quire-from-bytes": 4.0,
     "quire-file": 3.0,
     "lmdb": 5.0,
     "rocksdb": 10.0,
@@ -534,17 +538,19 @@ BENCHMARKS = (
         "core.map",
         "bulk put, get, update, remove on the unordered map",
         bulk_map,
-        {"map": (*STORES, "quire-file", "dict")},
+        {"map": (*BULK_STORES, "dict")},
         (1_000_000,),
         SIZES_FULL,
+        alike=ALIKE,
     ),
     Benchmark(
         "core.ordered",
         "bulk put, get, scan, ranges, remove on the ordered map",
         bulk_ordered,
-        {"ordered": (*STORES, "quire-file", "sorteddict")},
+        {"ordered": (*BULK_STORES, "sorteddict")},
         (1_000_000,),
         SIZES_FULL,
+        alike=ALIKE,
     ),
     Benchmark(
         "core.map-each",
@@ -591,10 +597,11 @@ BENCHMARKS = (
         "core.curve",
         "cost per operation by number of records, both maps",
         curve,
-        {"map": ("quire", "dict"), "ordered": ("quire", "lmdb")},
+        {"map": ("quire", ALIKE, "dict"), "ordered": ("quire", ALIKE, "lmdb")},
         (10_000, 30_000, 100_000, 300_000),
         (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000),
         axis="records",
+        alike=ALIKE,
     ),
     Benchmark(
         "core.page-size",

@@ -207,6 +207,42 @@ class Quire(Peer):
         self.pm.close()
 
 
+class QuireFromBytes(Quire):
+    """Called as the other stores are, with lists of Python's bytes, and gives such lists: what that costs is timed."""
+
+    calls: ClassVar[dict[str, str]] = {
+        **Quire.calls,
+        "put": "lists of keys and values from a list of pairs, put_many, pm.commit",
+        "remove": "remove_many of a list of bytes, pm.commit",
+        "scan": "to_batches, pairs of to_pylist",
+    }
+
+    def keys_in(self, keys: Bytes) -> Any:
+        return to_list(keys)
+
+    def pairs_in(self, keys: Bytes, values: Bytes) -> Any:
+        return Peer.pairs_in(self, keys, values)
+
+    def put(self, pairs: Any) -> None:
+        self.map.put_many([key for key, _ in pairs], [value for _, value in pairs])
+
+    def get_ways(self) -> dict[str, Way]:
+        return {"get_many of a list of bytes, to_pylist": lambda keys: self.map.get_many(keys).to_pylist()}
+
+    def range_ways(self) -> dict[str, Way]:
+        ways = super().range_ways()
+        batches = ways["range_batches(low, high)"]
+        return {**ways, "range_batches(low, high)": lambda bounds: list(map(listed_pairs, batches(bounds)))}
+
+    def scan(self) -> Iterator[Any]:
+        return map(listed_pairs, super().scan())
+
+
+def listed_pairs(batch: Any) -> list[tuple[bytes, bytes]]:
+    """The records of an Arrow batch as other stores give them."""
+    return list(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
+
+
 class QuireFile(Quire):
     """A file that other processes can open, where the other stores have theirs."""
 
@@ -536,6 +572,7 @@ class SortedDict(Dict):
 
 PEERS: dict[str, type[Peer]] = {
     "quire": Quire,
+    "quire-from-bytes": QuireFromBytes,
     "quire-file": QuireFile,
     "lmdb": Lmdb,
     "rocksdb": RocksDb,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench import plots
-from quire.bench.core import Benchmark, Paper
+from quire.bench.core import ALIKE, Benchmark, Paper
 from quire.bench.peers import PEERS, peer_class
 from quire.bench.runner import BENCHMARKS, FAMILIES, FORMAT, duration
 from quire.bench.spark import FOR_SCALE
@@ -223,17 +223,23 @@ def calls_of(results: Sequence[Result]) -> list[str]:
 
 
 def rival_ratios(results: Sequence[Result]) -> list[tuple[Result, Result, float]]:
-    """Each number of a rival with Quire's, and how many times worse the rival is."""
+    """Each number of a rival with Quire's, and how many times worse the rival is; also beside Quire called alike."""
     found = {
         (each["benchmark"], each["variant"], each["size"], each["measure"], each["peer"]): each for each in results
     }
     ratios = []
     for (name, variant, size, measure, peer), result in found.items():
         benchmark = benchmark_of(name)
-        base = found.get((name, variant, size, measure, benchmark.reference))
-        if base is not None and is_rival(benchmark, peer) and (times := ratio(result, base)) is not None:
-            ratios.append((result, base, times))
+        for ours in filter(None, (benchmark.reference, benchmark.alike)):
+            base = found.get((name, variant, size, measure, ours))
+            if base is not None and is_rival(benchmark, peer) and (times := ratio(result, base)) is not None:
+                ratios.append((result, base, times))
     return ratios
+
+
+def called(base: Result) -> str:
+    """Quire's way to be called, where a rival's number is compared with another than the reference."""
+    return "" if base["peer"] == benchmark_of(base["benchmark"]).reference else f" ({base['peer']})"
 
 
 def losses(results: Sequence[Result]) -> Table:
@@ -242,7 +248,7 @@ def losses(results: Sequence[Result]) -> Table:
     for result, base, times in sorted(rival_ratios(results), key=lambda each: each[2]):
         if times < 1:
             doubt = "within the spread" if within_spread(result, base) else ""
-            numbers = [spread(result), spread(base), f"**{number(times)}x**"]
+            numbers = [spread(result), spread(base) + called(base), f"**{number(times)}x**"]
             measure = f"{result['measure']}, {result['unit']}"
             table.rows.append([place_text(result), measure, result["peer"], *numbers, doubt])
     return table
@@ -251,8 +257,10 @@ def losses(results: Sequence[Result]) -> Table:
 def in_short(results: Sequence[Result]) -> Table:
     """For each benchmark and rival the middle of all ratios, and the ends."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for result, _, times in rival_ratios(results):
-        groups.setdefault((result["benchmark"], result["peer"]), []).append(times)
+    order = unique(each["benchmark"] for each in results)
+    ratios = sorted(rival_ratios(results), key=lambda each: (order.index(each[0]["benchmark"]), called(each[1])))
+    for result, base, times in ratios:
+        groups.setdefault((result["benchmark"] + called(base), result["peer"]), []).append(times)
     table = Table(["benchmark", "rival", "times as much", "least", "most", "numbers"], [], texts=(1,))
     for (name, peer), found in groups.items():
         ends = [number(statistics.median(found)), number(min(found)), number(max(found))]
@@ -298,7 +306,9 @@ METHOD = (
     "Numbers are the median of the repetitions (least..greatest); less is better, but of rates. **2x**: the peer's "
     "number is twice as bad as that of the one the benchmark refers to, in the same run; below 1 it is better. "
     f"dict, sorteddict, {', '.join(FOR_SCALE)} are no stores, they are there for scale. In the family core Quire reads "
-    "and writes Arrow arrays in bulk, peers lists of bytes.",
+    "and writes Arrow arrays in bulk, peers lists of Python's bytes, an object a value: part of their ratio to quire "
+    "is the binding's. quire-from-bytes takes and gives the same lists as they do, and the time to turn them into "
+    "Arrow arrays and back counts: compare with it for like with like.",
 )
 
 
@@ -320,6 +330,8 @@ def parts_of(document: Document) -> list[Part]:
     short = in_short(results)
     if short.rows:
         text = "How many times as much as Quire a rival takes, over all numbers of a benchmark; below 1 Quire loses."
+        if any(ALIKE in row[0] for row in short.rows):
+            text += f" Rows with {ALIKE} are of Quire called as its rivals are, with lists of Python's bytes."
         parts.append(Part("In short", paragraphs=[text], tables=[short]))
     lost, compared = losses(results), len(list(rival_ratios(results)))
     if lost.rows:

@@ -173,6 +173,40 @@ def test_where_quire_loses_is_told_by_ratio(document):
     assert "No rival was measured" in report.markdown(alone)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_quire_from_bytes_takes_and_gives_what_other_stores_do(tmp_path, ordered):
+    ids = np.arange(1000)
+    keys, values = data.keys_of(ids), data.values_of(ids, ids)
+    opened = [peers.peer_class(name)(tmp_path, ordered, 1000) for name in ("quire-from-bytes", "sorteddict")]
+    ours, theirs = opened
+    assert ours.pairs_in(keys, values) == theirs.pairs_in(keys, values)
+    assert ours.keys_in(keys) == theirs.keys_in(keys)
+    for peer in (ours, theirs):
+        peer.put(peer.pairs_in(keys, values))
+        peer.remove(peer.keys_in(keys[:10]))
+    found = [way(peer.keys_in(keys[10:])) for peer in (ours, theirs) for way in peer.get_ways().values()]
+    assert found == [data.to_list(values[10:])] * 2
+    scanned = [[pair for block in peer.scan() for pair in block] for peer in (ours, theirs)]
+    assert sorted(scanned[0]) == scanned[1] and (scanned[0] == scanned[1] or not ordered)
+    bounds = [(scanned[1][20][0], scanned[1][30][0])]
+    ways = [way for peer in (ours, theirs) for way in peer.range_ways().values()] if ordered else []
+    assert all(way(bounds) == [scanned[1][20:30]] for way in ways)
+    for peer in opened:
+        peer.close()
+
+
+def test_rivals_stand_beside_quire_called_as_they_are_too(document):
+    rows = [row[:2] for row in report.in_short(document["results"]).rows]
+    for name in ("core.map", "core.ordered", "core.curve"):
+        theirs = [rival for benchmark, rival in rows if benchmark == name]
+        assert theirs and [rival for benchmark, rival in rows if benchmark == f"{name} (quire-from-bytes)"] == theirs
+    slow = moved(document, 1e6, ["quire-from-bytes"])
+    for result in slow["results"]:
+        result["values"] = [result["median"]] * len(result["values"])
+    lost = report.losses(slow["results"]).rows
+    assert {row[2].split(" ")[0] for row in lost if "(quire-from-bytes)" in row[4]} >= {"sqlite"}
+
+
 def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     case = core.Case("core.map-each", "map", "dict", SIZE, SIZE, 1, tmp_path)
