@@ -154,6 +154,19 @@ def is_rival(benchmark: Benchmark, peer: str) -> bool:
     return benchmark.reference.startswith("quire") and not peer.startswith("quire") and not is_for_scale(peer)
 
 
+def in_order(results: Sequence[Result]) -> list[Result]:
+    """The results with the peers of each place as their benchmark has them: they ran in an order that was drawn."""
+    places = unique((each["benchmark"], each["variant"], each["size"]) for each in results)
+
+    def order(result: Result) -> tuple[int, int]:
+        peers = benchmark_of(result["benchmark"]).variants.get(result["variant"], ())
+        peer = result.get("case", result)["peer"]
+        place = places.index((result["benchmark"], result["variant"], result["size"]))
+        return place, peers.index(peer) if peer in peers else len(peers)
+
+    return sorted(results, key=order)
+
+
 # ------------------------------------------------------------------------------------------------ what is told
 
 
@@ -299,10 +312,11 @@ def paper_quotes(paper: Paper) -> list[str]:
 
 METHOD = (
     "Each case runs in a process of its own (those with Spark in a JVM of its own), the repetitions of all peers "
-    "interleaved, so that what the machine does at a moment meets all of them. A result is compared with a model, or "
-    "with what another provider gives, before its time counts; a peer that fails that is told as failed and has no "
-    "times. Peers of the family core are at their best settings and their fastest call, which are named below each "
-    "benchmark; Spark's providers have Spark's settings but for those that docs/benchmarks.md lists.",
+    "interleaved, in an order that changes from one to the next, so that what the machine does at a moment, or what "
+    "the case before left, meets all of them. A result is compared with a model, or with what another provider gives, "
+    "before its time counts; a peer that fails that is told as failed and has no times. Peers of the family core are "
+    "at their best settings and their fastest call, which are named below each benchmark; Spark's providers have "
+    "Spark's settings but for those that docs/benchmarks.md lists.",
     "Numbers are the median of the repetitions (least..greatest); less is better, but of rates. **2x**: the peer's "
     "number is twice as bad as that of the one the benchmark refers to, in the same run; below 1 it is better. "
     f"dict, sorteddict, {', '.join(FOR_SCALE)} are no stores, they are there for scale. In the family core Quire reads "
@@ -320,7 +334,7 @@ def listed(facts: dict[str, Any]) -> str:
 
 def parts_of(document: Document) -> list[Part]:
     """Everything there is to tell of a run."""
-    results: list[Result] = document["results"]
+    results = in_order(document["results"])
     mode = document["settings"].get("mode", "")
     state = {"running": "killed or still running"}.get(document["state"], document["state"])
     told = f"A {mode} run of {document['started']}, {state} after {duration(document['seconds'])}"
@@ -370,7 +384,7 @@ def parts_of(document: Document) -> list[Part]:
         names = [name for name in unique(each["benchmark"] for each in results) if benchmark_of(name).family == family]
         if names:
             parts.append(Part(f"Family {family}", paragraphs=[family_summary(family)]))
-            parts += [benchmark_part(name, document) for name in names]
+            parts += [benchmark_part(name, results, document["failures"]) for name in names]
     return parts
 
 
@@ -386,19 +400,15 @@ def family_summary(family: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def benchmark_part(name: str, document: Document) -> Part:
+def benchmark_part(name: str, everything: Sequence[Result], failures: Sequence[dict[str, Any]]) -> Part:
     """All about one benchmark."""
     benchmark = benchmark_of(name)
-    results = [each for each in document["results"] if each["benchmark"] == name]
+    results = [each for each in everything if each["benchmark"] == name]
     part = Part(f"{name}: {benchmark.summary}", 3, plot=(benchmark, results), notes=calls_of(results))
     part.quotes = paper_quotes(benchmark.paper) if benchmark.paper else []
     for place in unique((each["variant"], each["size"]) for each in results):
         group = [each for each in results if (each["variant"], each["size"]) == place]
-        failed = [
-            each
-            for each in document["failures"]
-            if (each["benchmark"], each["variant"], each["size"]) == (name, *place)
-        ]
+        failed = [each for each in failures if (each["benchmark"], each["variant"], each["size"]) == (name, *place)]
         part.tables.append(measures_of(group, failed))
     return part
 

@@ -1,5 +1,7 @@
 """Runs benchmarks: each case in a process of its own, repetitions of all peers interleaved, results saved as they come.
 
+No peer always comes first: their order is drawn from the seed, and moves on by one with each repetition.
+
 A case that fails is noted with its reason and not repeated, and none of its numbers count, those of earlier repetitions
 included. Ctrl-C ends the run and keeps what there is; a later run can go on from there.
 """
@@ -8,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import statistics
@@ -152,13 +155,23 @@ def repetitions(benchmarks: Sequence[Benchmark], settings: Settings) -> dict[str
     return given
 
 
+def in_turn(group: Sequence[Case], seed: int, repetition: int) -> list[Case]:
+    """The cases of one benchmark, variant and size in the order in which a repetition runs them."""
+    if not group:
+        return []
+    first = group[0]
+    drawn = random.Random(f"{seed} {first.benchmark} {first.variant} {first.size}").sample(group, len(group))
+    start = repetition % len(drawn)
+    return drawn[start:] + drawn[:start]
+
+
 def plan(benchmarks: Sequence[Benchmark], settings: Settings) -> Iterator[tuple[int, Case]]:
-    """All cases in the order they run, each with its repetition: A B C A B C, since the machine's speed drifts."""
+    """All cases in the order they run, each with its repetition: B C A C A B, since the machine's speed drifts."""
     given = repetitions(benchmarks, settings)
     for benchmark in benchmarks:
         for group in once(benchmark, settings):
             for repetition in range(given[benchmark.name]):
-                for case in group:
+                for case in in_turn(group, settings.seed, repetition):
                     yield repetition, replace(case, seed=settings.seed + repetition)
 
 
@@ -292,6 +305,7 @@ class Run:
                 "value_bytes": VALUE_BYTES,
                 "zipf_exponent": ZIPF_EXPONENT,
                 "files_of_peers": "in memory (tmpfs) if there is room; Spark's in the folder for temporary files",
+                "order_of_peers": "drawn from the seed, moved on by one with each repetition; cases stand as they ran",
                 "clock": "wall clock, one thread, garbage collector of Python off",
                 "spark": spark.SETTINGS,
             },

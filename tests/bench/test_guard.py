@@ -72,6 +72,46 @@ def test_every_family_is_in_a_quick_run_and_every_benchmark_in_a_full_one():
     assert all(runner.estimate(case) > 0 for _, case in full)
 
 
+def test_no_peer_always_comes_first_and_the_order_is_that_of_the_seed():
+    benchmark = next(each for each in runner.BENCHMARKS if each.name == "core.map")
+    settings = dataclasses.replace(runner.QUICK, repetitions=3, seconds_max=float("inf"))
+
+    def orders(settings):
+        ran = [(repetition, case.peer) for repetition, case in runner.plan([benchmark], settings)]
+        return [[peer for place, peer in ran if place == repetition] for repetition in range(3)]
+
+    found = orders(settings)
+    assert found == orders(settings)
+    assert all(sorted(order) == sorted(benchmark.variants["map"]) for order in found)
+    assert all(len({order[place] for order in found}) == 3 for place in range(len(found[0])))
+    firsts = {orders(dataclasses.replace(settings, seed=seed))[0][0] for seed in range(20)}
+    assert len(firsts) > 3
+
+
+PLACES = [
+    {"benchmark": "core.map-each", "variant": "map", "size": 1000},
+    {"benchmark": "core.curve", "variant": "map", "size": 500},
+    {"benchmark": "core.curve", "variant": "map", "size": 1000},
+]
+
+
+def test_a_report_has_the_peers_in_the_same_order_however_they_ran():
+    settings = dataclasses.replace(TINY, repetitions=2, seed=3)
+    benchmark = tiny(next(each for each in runner.BENCHMARKS if each.name == "core.map-each"))
+    document = runner.run([benchmark], settings, None, isolate=False)
+    ran = [case["peer"] for case in document["cases"] if case["repetition"] == 0]
+    named = [peer for peer in benchmark.variants["map"] if peer in ran]
+    assert ran != named and sorted(ran) == sorted(named)
+    # Benchmarks, variants and sizes stand as they ran.
+    two = [{**each, **place} for place in PLACES for each in document["results"]]
+    parts = ("benchmark", "variant", "size")
+    assert list(dict.fromkeys(tuple(each[part] for part in parts) for each in report.in_order(two))) == [
+        tuple(place[part] for part in parts) for place in PLACES
+    ]
+    columns = report.benchmark_part(benchmark.name, report.in_order(document["results"]), []).tables[0].header[1:]
+    assert [peer for peer in columns if " " not in peer] == named
+
+
 def test_what_a_quick_run_leaves_out_is_there():
     peers = {each.name: {peer for group in each.variants.values() for peer in group} for each in runner.BENCHMARKS}
     peers |= {
