@@ -605,7 +605,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "core.page-size",
-        "time and memory by page size, unordered map",
+        "time and memory by page size, unordered map; quire:4096 has pages of 4,096 bytes",
         page_size,
         {"map": tuple(f"quire:{1024 << power}" for power in range(7))},
         (300_000,),
