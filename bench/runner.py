@@ -26,7 +26,7 @@ from typing import Any
 from quire.bench import checkpoint, core, operators, papers, spark
 from quire.bench.core import Benchmark, Case, Measurement
 from quire.bench.data import KEY_BYTES, RECORD_BYTES, VALUE_BYTES, ZIPF_EXPONENT
-from quire.bench.machine import SHARED_MEMORY, machine, storage, versions
+from quire.bench.machine import SHARED_MEMORY, compact_memory, machine, storage, versions
 from quire.bench.peers import MissingPeer
 
 # A family is a module: its benchmarks, and how long a case of them takes.
@@ -40,6 +40,7 @@ FAMILIES: dict[str, Any] = {
 BENCHMARKS: tuple[Benchmark, ...] = tuple(each for family in FAMILIES.values() for each in family.BENCHMARKS)
 FORMAT = 1
 CASE_SECONDS_MAX = 3600
+BETWEEN_SECONDS = 0.2  # from one case to the next: compacting the machine's memory
 FILES_PER_RECORD_BYTES = 6 * RECORD_BYTES
 
 
@@ -184,7 +185,7 @@ def records(case: Case) -> int:
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
     seconds: float = FAMILIES[case.benchmark.partition(".")[0]].estimate(case)
-    return seconds
+    return BETWEEN_SECONDS + seconds
 
 
 def duration(seconds: float) -> str:
@@ -284,9 +285,13 @@ class Run:
     """The results of a run, as they are saved."""
 
     def __init__(
-        self, benchmarks: Sequence[Benchmark], settings: Settings, before: dict[str, Any] | None = None
+        self,
+        benchmarks: Sequence[Benchmark],
+        settings: Settings,
+        before: dict[str, Any] | None = None,
+        compacts: bool = False,
     ) -> None:
-        """before: what an earlier run saved, to go on from."""
+        """before: what an earlier run saved, to go on from. compacts: memory is compacted before each case."""
         self.results: dict[tuple[str, ...], dict[str, Any]] = {}
         self.document: dict[str, Any] = {
             "format": FORMAT,
@@ -306,6 +311,7 @@ class Run:
                 "zipf_exponent": ZIPF_EXPONENT,
                 "files_of_peers": "in memory (tmpfs) if there is room; Spark's in the folder for temporary files",
                 "order_of_peers": "drawn from the seed, moved on by one with each repetition; cases stand as they ran",
+                "memory_compacted_before_each_case": compacts,
                 "clock": "wall clock, one thread, garbage collector of Python off",
                 "spark": spark.SETTINGS,
             },
@@ -440,7 +446,8 @@ def run(
     before: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Runs everything and gives the document, which is also kept in the file. before: one to go on from."""
-    results = Run(benchmarks, settings, before)
+    # Not for cases in this process, whose memory stays what it is.
+    results = Run(benchmarks, settings, before, compacts=isolate and compact_memory())
     planned = plan(benchmarks, settings)
     cases = [(repetition, case) for repetition, case in planned if not results.has(case, repetition)]
     results.save(file, "running")
@@ -476,6 +483,8 @@ def folder_for(case: Case) -> Path:
 
 def run_one(results: Run, case: Case, repetition: int, interrupt: Interrupt, isolate: bool) -> None:
     """Runs a case and notes its numbers or why there are none."""
+    if results.document["settings"]["memory_compacted_before_each_case"]:
+        compact_memory()
     started = time.monotonic()
     work = Path(tempfile.mkdtemp(prefix=f"quire-bench-{os.getpid()}-", dir=folder_for(case)))
     case = replace(case, folder=work)

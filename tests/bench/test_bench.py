@@ -214,6 +214,26 @@ def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
         runner.run_isolated(case, runner.Interrupt())
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_memory_is_compacted_before_each_case_where_it_may_be(tmp_path, monkeypatch, allowed):
+    file = tmp_path / ("compact" if allowed else "none/compact")
+    monkeypatch.setattr(machine, "COMPACT", file)
+    told = []
+    real = runner.run_isolated
+
+    def run_isolated(case, interrupt):
+        told.append(file.exists())
+        file.unlink(missing_ok=True)
+        return real(case, interrupt)
+
+    monkeypatch.setattr(runner, "run_isolated", run_isolated)
+    chosen = [tiny(each) for each in runner.narrowed(runner.chosen(["core.map-each"]), ["quire", "dict"], [], [])]
+    done = runner.run(chosen, dataclasses.replace(TINY, repetitions=1), None)
+    assert done["failures"] == [] and told == [allowed] * 2
+    assert done["settings"]["memory_compacted_before_each_case"] is allowed
+    assert f"memory compacted before each case {allowed}" in report.markdown(done)
+
+
 def test_an_interrupted_run_keeps_what_it_has(tmp_path):
     file = tmp_path / "run.json"
     command = [sys.executable, "-m", "quire", "bench", "run", "core.map-each", "--repeat", "50", "--json", str(file)]
