@@ -514,14 +514,14 @@ def page_size(case: Case) -> Iterator[Measurement]:
 START_SECONDS = 0.6  # of one process, imports included
 # Roughly what one record costs in one case.
 MICROSECONDS = {
-    "quire": 2.0,
-    "quire-from-bytes": 4.0,
-    "quire-file": 3.0,
-    "lmdb": 5.0,
-    "rocksdb": 10.0,
-    "sqlite": 11.0,
-    "dict": 3.0,
-    "sorteddict": 7.0,
+    "quire": 1.3,
+    "quire-from-bytes": 2.5,
+    "quire-file": 1.8,
+    "lmdb": 4.0,
+    "rocksdb": 7.5,
+    "sqlite": 8.5,
+    "dict": 2.3,
+    "sorteddict": 5.0,
 }
 
 

@@ -4,7 +4,9 @@ No test looks at a time. A new benchmark is found by itself. ``test_spark_bench.
 the same for those on Spark, where a test says if one is left out.
 """
 
+import collections
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +64,23 @@ def test_numbers_of_papers_are_of_places_that_a_full_run_has():
 def test_a_quick_run_of_everything_takes_a_quarter_of_an_hour():
     seconds = sum(runner.estimate(case) for _, case in runner.plan(runner.BENCHMARKS, runner.QUICK))
     assert seconds <= 15 * 60
+
+
+@pytest.mark.parametrize("name", ["quick", "full"])
+def test_estimates_are_near_what_the_saved_runs_took(name):
+    saved = report.load(Path(__file__).parents[2] / f"bench/results/0.1.0/{name}.json")
+    limit, known = saved["settings"]["operations_max"], {each.name: each for each in runner.BENCHMARKS}
+    said, took = collections.Counter(), collections.Counter()
+    for each in saved["cases"]:
+        peers = known[each["benchmark"]].variants.get(each["variant"], ()) if each["benchmark"] in known else ()
+        if each["peer"] in peers:
+            place = (each[part] for part in ("benchmark", "variant", "peer", "size"))
+            said[each["benchmark"]] += runner.estimate(core.Case(*place, limit, 7, Path()))
+            took[each["benchmark"]] += each["seconds"]
+    # The machine's speed drifts by a factor of two; what takes some seconds does not matter.
+    ratios = {each: said[each] / took[each] for each in took if took[each] > 15}
+    assert {each: times for each, times in ratios.items() if not 0.4 < times < 2} == {}
+    assert 0.4 < said.total() / took.total() < 1.6
 
 
 def test_every_family_is_in_a_quick_run_and_every_benchmark_in_a_full_one():
