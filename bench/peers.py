@@ -90,6 +90,11 @@ class Peer(ABC):
 
     @abstractmethod
     def put(self, pairs: Any) -> None: ...
+
+    def put_ascending(self, pairs: Any) -> None:
+        """As ``put``, of keys in ascending order, each beyond all that are there."""
+        self.put(pairs)
+
     @abstractmethod
     def remove(self, keys: Any) -> None: ...
     @abstractmethod
@@ -255,6 +260,7 @@ class Lmdb(Peer):
 
     calls: ClassVar[dict[str, str]] = {
         "put": "cursor.putmulti in one write transaction",
+        "put ascending": "cursor.putmulti(append=True) in one write transaction",
         "remove": "txn.delete per key in one write transaction",
         "scan": "list(cursor)",
         "put each": "txn.put in one write transaction",
@@ -276,6 +282,9 @@ class Lmdb(Peer):
 
     def put(self, pairs: Any) -> None:
         self.txn.cursor().putmulti(pairs)
+
+    def put_ascending(self, pairs: Any) -> None:
+        self.txn.cursor().putmulti(pairs, append=True)
 
     def remove(self, keys: Any) -> None:
         exhaust(map(self.txn.delete, keys))

@@ -195,6 +195,26 @@ def test_quire_from_bytes_takes_and_gives_what_other_stores_do(tmp_path, ordered
         peer.close()
 
 
+def test_lmdb_is_told_that_keys_ascend(tmp_path):
+    pytest.importorskip("lmdb")
+    ids = data.in_key_order(np.arange(10_000))
+    held, scanned = [], []
+    for how in ("put", "put_ascending"):
+        (tmp_path / how).mkdir()
+        peer = peers.Lmdb(tmp_path / how, True, 10_000)
+        peer.begin()
+        getattr(peer, how)(peer.pairs_in(data.keys_of(ids), data.values_of(ids, ids)))
+        peer.commit()
+        held.append(peer.held_bytes())
+        scanned.append(list(peer.scan()))
+        peer.close()
+    assert scanned[0] == scanned[1]
+    assert held[1] <= held[0]
+    case = core.Case("core.ordered", "ordered", "lmdb", 1000, 1000, 7, tmp_path)
+    found = {each.measure: each.call for each in core.bulk_ordered(case)}
+    assert "append=True" in found["put in ascending order"] and "append" not in found["put in random order"]
+
+
 def test_rivals_stand_beside_quire_called_as_they_are_too(document):
     rows = [row[:2] for row in report.in_short(document["results"]).rows]
     for name in ("core.map", "core.ordered", "core.curve"):
