@@ -481,7 +481,8 @@ def curve(case: Case) -> Iterator[Measurement]:
             store.check()
             calls = {"put": store.calls("put"), "get": way, "update": store.calls("put")}
     for measure, values in times.items():
-        yield timed(measure, statistics.median(values), case.operations * rounds, calls[measure])
+        records = case.size if measure == "put" else case.operations
+        yield timed(measure, statistics.median(values), records * rounds, calls[measure])
 
 
 def page_size(case: Case) -> Iterator[Measurement]:

@@ -113,7 +113,8 @@ def drawn(benchmark: Benchmark, results: Sequence[Result]) -> Any:
     shown = [each for each in results if each["measure"] not in benchmark.unplotted]
     panels = unique((each["variant"], each["measure"]) for each in shown)
     peers = unique(each["peer"] for each in shown)
-    by_size = len({each["size"] for each in shown}) >= LINES_FROM
+    sizes = unique(each["size"] for each in shown)
+    by_size = len(sizes) >= LINES_FROM
     most = max(sum(1 for variant, _ in panels if variant == each) for each, _ in panels)
     columns = min(most, COLUMNS)
     # Each variant begins a row, but where there is one picture for each.
@@ -137,6 +138,8 @@ def drawn(benchmark: Benchmark, results: Sequence[Result]) -> Any:
         axes.set_title("\n".join(textwrap.fill(line, width) for line in title.split("\n")), loc="left")
     if by_size:
         add_legend(figure, peers, palette, papers_shown, columns)
+    elif len(sizes) == 1:
+        figure.suptitle(f"{benchmark.name}, {sizes[0]:,} {benchmark.size_unit}", x=0.01, ha="left", fontsize=9)
     return figure
 
 

@@ -260,7 +260,8 @@ def losses(results: Sequence[Result]) -> Table:
     table = Table(["", "measure", "rival", "the rival's", "Quire's", "ratio", ""], [], texts=(1, 2, 6))
     for result, base, times in sorted(rival_ratios(results), key=lambda each: each[2]):
         if times < 1:
-            doubt = "within the spread" if within_spread(result, base) else ""
+            once = min(len(result["values"]), len(base["values"])) < 2
+            doubt = "measured once" if once else "within the spread" if within_spread(result, base) else ""
             numbers = [spread(result), spread(base) + called(base), f"**{number(times)}x**"]
             measure = f"{result['measure']}, {result['unit']}"
             table.rows.append([place_text(result), measure, result["peer"], *numbers, doubt])
@@ -319,10 +320,12 @@ METHOD = (
     "Spark's settings but for those that docs/benchmarks.md lists.",
     "Numbers are the median of the repetitions (least..greatest); less is better, but of rates. **2x**: the peer's "
     "number is twice as bad as that of the one the benchmark refers to, in the same run; below 1 it is better. "
+    "An op is one record, also in scans and ranges; a time of puts and removes has their commit in it. "
     f"dict, sorteddict, {', '.join(FOR_SCALE)} are no stores, they are there for scale. In the family core Quire reads "
     "and writes Arrow arrays in bulk, peers lists of Python's bytes, an object a value: part of their ratio to quire "
     "is the binding's. quire-from-bytes takes and gives the same lists as they do, and the time to turn them into "
-    "Arrow arrays and back counts: compare with it for like with like.",
+    "Arrow arrays and back counts: compare with it for like with like. quire is in memory; quire-file has its arena "
+    "where the peers have their files.",
 )
 
 
@@ -367,6 +370,10 @@ def parts_of(document: Document) -> list[Part]:
         f"Settings: {listed(document['settings'])}",
         f"Repetitions: {counts}",
     ]
+    loads = [case["load_before"] for case in document["cases"] if "load_before" in case]
+    if loads:
+        told = f"{number(statistics.median(loads))} in the middle, {number(max(loads))} at most"
+        facts.append(f"Load of the machine before a case, this run's own included: {told}")
     on_disk = [case for case in document.get("cases", []) if case.get("files") == "on a disk"]
     on_disk = [case for case in on_disk if not case["benchmark"].startswith(("spark.", "python."))]
     if on_disk:

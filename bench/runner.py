@@ -144,12 +144,14 @@ def seconds_once(benchmark: Benchmark, settings: Settings) -> float:
 
 
 def repetitions(benchmarks: Sequence[Benchmark], settings: Settings) -> dict[str, int]:
-    """How often each benchmark is repeated: all once, the short ones more often first, while the time allows it."""
-    seconds = {each.name: seconds_once(each, settings) for each in benchmarks}
+    """How often each benchmark that has cases is repeated: all once, the short ones more often first, while the time
+    allows it."""
+    times = {each.name: seconds_once(each, settings) for each in benchmarks}
+    seconds = {name: taken for name, taken in times.items() if taken}
     left = settings.seconds_max - sum(seconds.values())
     given = dict.fromkeys(seconds, 1)
     for wanted in range(2, settings.repetitions + 1):
-        for each in sorted(benchmarks, key=lambda each: seconds[each.name]):
+        for each in sorted((each for each in benchmarks if each.name in seconds), key=lambda each: seconds[each.name]):
             if wanted <= each.repetitions_max and seconds[each.name] <= left:
                 left -= seconds[each.name]
                 given[each.name] = wanted
@@ -171,7 +173,7 @@ def plan(benchmarks: Sequence[Benchmark], settings: Settings) -> Iterator[tuple[
     given = repetitions(benchmarks, settings)
     for benchmark in benchmarks:
         for group in once(benchmark, settings):
-            for repetition in range(given[benchmark.name]):
+            for repetition in range(given.get(benchmark.name, 0)):
                 for case in in_turn(group, settings.seed, repetition):
                     yield repetition, replace(case, seed=settings.seed + repetition)
 
@@ -312,7 +314,7 @@ class Run:
                 "files_of_peers": "in memory (tmpfs) if there is room; Spark's in the folder for temporary files",
                 "order_of_peers": "drawn from the seed, moved on by one with each repetition; cases stand as they ran",
                 "memory_compacted_before_each_case": compacts,
-                "clock": "wall clock, one thread, garbage collector of Python off",
+                "clock": "wall clock; of the core on one thread with Python's garbage collector off",
                 "spark": spark.SETTINGS,
             },
             "sittings": [],
@@ -485,7 +487,7 @@ def run_one(results: Run, case: Case, repetition: int, interrupt: Interrupt, iso
     """Runs a case and notes its numbers or why there are none."""
     if results.document["settings"]["memory_compacted_before_each_case"]:
         compact_memory()
-    started = time.monotonic()
+    started, load = time.monotonic(), round(os.getloadavg()[0], 2)
     work = Path(tempfile.mkdtemp(prefix=f"quire-bench-{os.getpid()}-", dir=folder_for(case)))
     case = replace(case, folder=work)
     try:
@@ -505,5 +507,5 @@ def run_one(results: Run, case: Case, repetition: int, interrupt: Interrupt, iso
         results.add(case, repetition, measurement)
     seconds = round(time.monotonic() - started, 2)
     files = "in memory" if work.is_relative_to(SHARED_MEMORY) else "on a disk"
-    told = {"repetition": repetition, "seconds": seconds, "files": files}
+    told = {"repetition": repetition, "seconds": seconds, "files": files, "load_before": load}
     results.document["cases"].append({**place_of(case), **told})

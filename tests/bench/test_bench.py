@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quire import bench
-from quire.bench import compare, core, data, machine, peers, report, runner
+from quire.bench import compare, core, data, machine, peers, plots, report, runner
 
 # Other stores and processes of their own: nothing here is about memory errors of the core.
 pytestmark = pytest.mark.slow
@@ -355,6 +355,22 @@ def test_command_line_reports_and_compares(document, tmp_path, capsys):
     assert "| 1,000x |" in capsys.readouterr().out
     assert bench.main(["compare", first, second, "--fail-on-regression"]) == 1
     assert bench.main(["compare", second, first, "--fail-on-regression"]) == 0
+
+
+def test_a_report_says_what_a_number_rests_on(document, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert "Load of the machine before a case" in report.markdown(document)
+    once = moved(document, 1e-6, ["sqlite"])
+    for result in once["results"]:
+        result["values"], result["repetitions"] = [result["median"]], [0]
+    assert {row[6] for row in report.losses(once["results"]).rows} == {"measured once"}
+    results = [each for each in document["results"] if each["benchmark"] == "core.map"]
+    assert b"core.map, 1,000 records" in plots.svg(report.benchmark_of("core.map"), results)
+
+
+def test_a_put_of_the_curve_counts_the_records_that_it_puts(tmp_path):
+    case = core.Case("core.curve", "map", "quire", 1000, 500, 7, tmp_path)
+    assert {each.measure: each.operations for each in core.curve(case)} == {"put": 1000, "get": 500, "update": 500}
 
 
 def test_html_is_one_page_with_plots(document, tmp_path):

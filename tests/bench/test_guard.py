@@ -139,6 +139,12 @@ def test_what_a_quick_run_leaves_out_is_there():
     assert all(set(kept) <= peers[name] for name, kept in runner.QUICK_PEERS.items())
 
 
+def test_what_has_no_case_is_not_said_to_be_repeated():
+    told = runner.repetitions(runner.BENCHMARKS, runner.QUICK)
+    assert set(told) == {case.benchmark for _, case in runner.plan(runner.BENCHMARKS, runner.QUICK)}
+    assert len(told) < len(runner.BENCHMARKS)
+
+
 def test_short_benchmarks_are_repeated_more_often_when_time_is_short():
     names = ("core.map-each", "core.map")
     each, whole = (next(b for b in runner.BENCHMARKS if b.name == name) for name in names)
