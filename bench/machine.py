@@ -18,6 +18,7 @@ from pathlib import Path
 from quire.jvm_bridge import jar as jars
 
 SHARED_MEMORY = Path("/dev/shm")
+COMPACT = Path("/proc/sys/vm/compact_memory")
 LAYERS = ("pagemgr", "structures", "checkpoint", "statestore", "jvm_bridge")
 PACKAGES = ("quire", "lmdb", "rocksdict", "sortedcontainers", "numpy", "pyarrow", "pyspark")
 
@@ -79,6 +80,19 @@ def java_version() -> str:
     except (jars.BuildError, OSError):
         return "not installed"
     return first(r'version "([^"]+)"', told.stderr, "unknown")
+
+
+def compact_memory() -> bool:
+    """Has the kernel join free memory in small pieces to large ones; False where this process may not.
+
+    After hours of work it lies in small pieces, and the huge pages that stores ask for are dear: what runs later would
+    be measured on another machine than what runs first.
+    """
+    try:
+        COMPACT.write_text("1")
+    except OSError:
+        return False
+    return True
 
 
 def storage(bytes_needed: int) -> Path:

@@ -307,8 +307,8 @@ def operators(case: Case) -> Iterator[Measurement]:
 
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
-    own = {"transformWithState": 70.0, "applyInPandasWithState": 130.0, "transformWithStateInPandas": 210.0}
-    return own.get(case.peer, 30.0) + case.size * 4e-6
+    own = {"transformWithState": 36.0, "applyInPandasWithState": 65.0, "transformWithStateInPandas": 105.0}
+    return own.get(case.peer, 13.0) + case.size * 2.5e-6
 
 
 OWN = ("applyInPandasWithState", "transformWithStateInPandas", "transformWithState")

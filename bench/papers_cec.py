@@ -437,7 +437,7 @@ def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
     share = min(TUPLES, case.operations_max) / TUPLES
     if case.benchmark == "papers.cec-replay":
-        return 1.5 + 4e-3 * case.size * (2 if share == 1 else 1)
+        return 0.6 + 1.5e-3 * case.size * (2 if share == 1 else 1)
     if case.benchmark == "papers.cec-interval":
-        return 10.0 if share == 1 else 5.0
-    return 1.0 + 6.0 * share
+        return 5.0 if share == 1 else 2.0
+    return 0.5 + 2.0 * share

@@ -219,5 +219,5 @@ BENCHMARKS = (
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
     if case.benchmark == "papers.capture":
-        return 1.0 + CAPTURES * case.size * (0.02 if case.variant.startswith("2,000") else 0.003)
-    return 1.7
+        return 0.6 + CAPTURES * case.size * (0.009 if case.variant.startswith("2,000") else 0.001)
+    return 0.8

@@ -851,11 +851,11 @@ def estimate(case: Case) -> float:
     share = min(1.0, case.operations_max / FULL_OPERATIONS)
     if case.benchmark == "papers.join":
         each = case.variant == SCANNED and case.peer.startswith("quire each")
-        return 1.0 + case.size * (16e-3 if each else 3e-3) * (1.0 if full else 0.5)
+        return 0.5 + case.size * (4e-3 if each else 1e-3) * (1.0 if full else 0.5)
     if case.benchmark == "papers.aggregate":
-        return 1.0 + (8.0 if case.peer.startswith("quire each") else 2.0) * share + case.size * 0.005
+        return 0.5 + (2.5 if case.peer.startswith("quire each") else 0.5) * share + case.size * 0.003
     if case.benchmark == "papers.interruption":
-        return 1.5 + (RUN_TUPLES / RATE + 3.0) * share
+        return 0.7 + (RUN_TUPLES / RATE + 1.0) * share
     if case.benchmark == "papers.dfs":
         return 400.0
-    return 1.0 + case.size * (0.03 if case.peer in ("pickled", "replayed") else 0.01)
+    return 0.5 + case.size * (0.016 if case.peer in ("pickled", "replayed") else 0.007)

@@ -1,11 +1,13 @@
 """Plots of results: one figure a benchmark, a small picture for each variant and measure.
 
 Lines where a benchmark has at least three sizes, else bars. A peer has the same colour in all pictures of a figure,
-Quire's are warm. Hollow marks are a paper's numbers.
+Quire's are warm; peers that differ in a number alone have colours in its order, from dark to bright. Hollow marks are
+a paper's numbers.
 """
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +23,8 @@ LINES_FROM = 3  # sizes
 LOG_FROM = 15  # times the least, from which on an axis is logarithmic
 OURS = ("#d1495b", "#ed8b00", "#b5651d", "#f2b134", "#8f2d56", "#e76f51", "#c9a227", "#7f4f24")
 OTHERS = ("#00798c", "#4c956c", "#5f5aa2", "#2d3142", "#7a9cc6", "#86a873", "#a0a0a0", "#30638e")
+ORDERED, BRIGHTEST = "plasma", 0.9  # beyond it, too pale on white
+ORDERED_FROM = 3  # peers
 MARKERS = "osD^vP*X"
 SETTINGS = {
     "font.size": 9,
@@ -82,7 +86,24 @@ def colours(peers: Sequence[str]) -> dict[str, str]:
     ours = [peer for peer in peers if peer.startswith("quire")]
     others = [peer for peer in peers if not peer.startswith("quire")]
     found = {peer: OURS[place % len(OURS)] for place, peer in enumerate(ours)}
-    return found | {peer: OTHERS[place % len(OTHERS)] for place, peer in enumerate(others)}
+    return found | {peer: OTHERS[place % len(OTHERS)] for place, peer in enumerate(others)} | ordered(peers)
+
+
+def ordered(peers: Sequence[str]) -> dict[str, str]:
+    """A colour for each of the peers that differ in a number alone, if they are at least three."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    series: dict[str, dict[str, float]] = {}
+    for peer in peers:
+        if match := re.fullmatch(r"(.*[:= ])(\d+(?:\.\d+)?)", peer):
+            series.setdefault(match[1], {})[peer] = float(match[2])
+    found: dict[str, str] = {}
+    for numbers in (each for each in series.values() if len(each) >= ORDERED_FROM):
+        steps = [BRIGHTEST * place / (len(numbers) - 1) for place in range(len(numbers))]
+        colours = [to_hex(colour) for colour in colormaps[ORDERED](steps)]
+        found |= dict(zip(sorted(numbers, key=lambda peer: numbers[peer]), colours, strict=True))
+    return found
 
 
 def drawn(benchmark: Benchmark, results: Sequence[Result]) -> Any:
@@ -92,7 +113,8 @@ def drawn(benchmark: Benchmark, results: Sequence[Result]) -> Any:
     shown = [each for each in results if each["measure"] not in benchmark.unplotted]
     panels = unique((each["variant"], each["measure"]) for each in shown)
     peers = unique(each["peer"] for each in shown)
-    by_size = len({each["size"] for each in shown}) >= LINES_FROM
+    sizes = unique(each["size"] for each in shown)
+    by_size = len(sizes) >= LINES_FROM
     most = max(sum(1 for variant, _ in panels if variant == each) for each, _ in panels)
     columns = min(most, COLUMNS)
     # Each variant begins a row, but where there is one picture for each.
@@ -116,6 +138,8 @@ def drawn(benchmark: Benchmark, results: Sequence[Result]) -> Any:
         axes.set_title("\n".join(textwrap.fill(line, width) for line in title.split("\n")), loc="left")
     if by_size:
         add_legend(figure, peers, palette, papers_shown, columns)
+    elif len(sizes) == 1:
+        figure.suptitle(f"{benchmark.name}, {sizes[0]:,} {benchmark.size_unit}", x=0.01, ha="left", fontsize=9)
     return figure
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench import plots
-from quire.bench.core import Benchmark, Paper
+from quire.bench.core import ALIKE, Benchmark, Paper
 from quire.bench.peers import PEERS, peer_class
 from quire.bench.runner import BENCHMARKS, FAMILIES, FORMAT, duration
 from quire.bench.spark import FOR_SCALE
@@ -54,7 +54,26 @@ def load(file: Path) -> Document:
         or any(part not in document for part in parts)
     ):
         raise SystemExit(f"{file} is no saved run of format {FORMAT}")
+    set_aside(document)
     return document
+
+
+def set_aside(document: Document) -> None:
+    """Tells results without a number, as an interrupted or failed run of other code may have left them, as failed."""
+    names = ("median", "min", "max")
+    whole: list[Result] = []
+    lacking: dict[str, tuple[Result, list[str]]] = {}
+    for each in document["results"]:
+        numbers = [each.get(name) for name in names] if each.get("values") else [None]
+        if all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers):
+            whole.append(each)
+        else:
+            place = {name: each.get("case", each)[name] for name in ("benchmark", "variant", "size", "peer")}
+            lacking.setdefault(json.dumps(place), (place, []))[1].append(each["measure"])
+    document["results"] = whole
+    for place, measures in lacking.values():
+        reason = f"incomplete, no median of {', '.join(unique(measures))}"
+        document["failures"].append({**place, "repetition": 0, "reason": reason, "missing": False})
 
 
 # ------------------------------------------------------------------------------------------------ numbers
@@ -135,6 +154,19 @@ def is_rival(benchmark: Benchmark, peer: str) -> bool:
     return benchmark.reference.startswith("quire") and not peer.startswith("quire") and not is_for_scale(peer)
 
 
+def in_order(results: Sequence[Result]) -> list[Result]:
+    """The results with the peers of each place as their benchmark has them: they ran in an order that was drawn."""
+    places = unique((each["benchmark"], each["variant"], each["size"]) for each in results)
+
+    def order(result: Result) -> tuple[int, int]:
+        peers = benchmark_of(result["benchmark"]).variants.get(result["variant"], ())
+        peer = result.get("case", result)["peer"]
+        place = places.index((result["benchmark"], result["variant"], result["size"]))
+        return place, peers.index(peer) if peer in peers else len(peers)
+
+    return sorted(results, key=order)
+
+
 # ------------------------------------------------------------------------------------------------ what is told
 
 
@@ -204,17 +236,23 @@ def calls_of(results: Sequence[Result]) -> list[str]:
 
 
 def rival_ratios(results: Sequence[Result]) -> list[tuple[Result, Result, float]]:
-    """Each number of a rival with Quire's, and how many times worse the rival is."""
+    """Each number of a rival with Quire's, and how many times worse the rival is; also beside Quire called alike."""
     found = {
         (each["benchmark"], each["variant"], each["size"], each["measure"], each["peer"]): each for each in results
     }
     ratios = []
     for (name, variant, size, measure, peer), result in found.items():
         benchmark = benchmark_of(name)
-        base = found.get((name, variant, size, measure, benchmark.reference))
-        if base is not None and is_rival(benchmark, peer) and (times := ratio(result, base)) is not None:
-            ratios.append((result, base, times))
+        for ours in filter(None, (benchmark.reference, benchmark.alike)):
+            base = found.get((name, variant, size, measure, ours))
+            if base is not None and is_rival(benchmark, peer) and (times := ratio(result, base)) is not None:
+                ratios.append((result, base, times))
     return ratios
+
+
+def called(base: Result) -> str:
+    """Quire's way to be called, where a rival's number is compared with another than the reference."""
+    return "" if base["peer"] == benchmark_of(base["benchmark"]).reference else f" ({base['peer']})"
 
 
 def losses(results: Sequence[Result]) -> Table:
@@ -222,8 +260,9 @@ def losses(results: Sequence[Result]) -> Table:
     table = Table(["", "measure", "rival", "the rival's", "Quire's", "ratio", ""], [], texts=(1, 2, 6))
     for result, base, times in sorted(rival_ratios(results), key=lambda each: each[2]):
         if times < 1:
-            doubt = "within the spread" if within_spread(result, base) else ""
-            numbers = [spread(result), spread(base), f"**{number(times)}x**"]
+            once = min(len(result["values"]), len(base["values"])) < 2
+            doubt = "measured once" if once else "within the spread" if within_spread(result, base) else ""
+            numbers = [spread(result), spread(base) + called(base), f"**{number(times)}x**"]
             measure = f"{result['measure']}, {result['unit']}"
             table.rows.append([place_text(result), measure, result["peer"], *numbers, doubt])
     return table
@@ -232,8 +271,10 @@ def losses(results: Sequence[Result]) -> Table:
 def in_short(results: Sequence[Result]) -> Table:
     """For each benchmark and rival the middle of all ratios, and the ends."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for result, _, times in rival_ratios(results):
-        groups.setdefault((result["benchmark"], result["peer"]), []).append(times)
+    order = unique(each["benchmark"] for each in results)
+    ratios = sorted(rival_ratios(results), key=lambda each: (order.index(each[0]["benchmark"]), called(each[1])))
+    for result, base, times in ratios:
+        groups.setdefault((result["benchmark"] + called(base), result["peer"]), []).append(times)
     table = Table(["benchmark", "rival", "times as much", "least", "most", "numbers"], [], texts=(1,))
     for (name, peer), found in groups.items():
         ends = [number(statistics.median(found)), number(min(found)), number(max(found))]
@@ -272,14 +313,19 @@ def paper_quotes(paper: Paper) -> list[str]:
 
 METHOD = (
     "Each case runs in a process of its own (those with Spark in a JVM of its own), the repetitions of all peers "
-    "interleaved, so that what the machine does at a moment meets all of them. A result is compared with a model, or "
-    "with what another provider gives, before its time counts; a peer that fails that is told as failed and has no "
-    "times. Peers of the family core are at their best settings and their fastest call, which are named below each "
-    "benchmark; Spark's providers have Spark's settings but for those that docs/benchmarks.md lists.",
+    "interleaved, in an order that changes from one to the next, so that what the machine does at a moment, or what "
+    "the case before left, meets all of them. A result is compared with a model, or with what another provider gives, "
+    "before its time counts; a peer that fails that is told as failed and has no times. Peers of the family core are "
+    "at their best settings and their fastest call, which are named below each benchmark; Spark's providers have "
+    "Spark's settings but for those that docs/benchmarks.md lists.",
     "Numbers are the median of the repetitions (least..greatest); less is better, but of rates. **2x**: the peer's "
     "number is twice as bad as that of the one the benchmark refers to, in the same run; below 1 it is better. "
+    "An op is one record, also in scans and ranges; a time of puts and removes has their commit in it. "
     f"dict, sorteddict, {', '.join(FOR_SCALE)} are no stores, they are there for scale. In the family core Quire reads "
-    "and writes Arrow arrays in bulk, peers lists of bytes.",
+    "and writes Arrow arrays in bulk, peers lists of Python's bytes, an object a value: part of their ratio to quire "
+    "is the binding's. quire-from-bytes takes and gives the same lists as they do, and the time to turn them into "
+    "Arrow arrays and back counts: compare with it for like with like. quire is in memory; quire-file has its arena "
+    "where the peers have their files.",
 )
 
 
@@ -291,15 +337,18 @@ def listed(facts: dict[str, Any]) -> str:
 
 def parts_of(document: Document) -> list[Part]:
     """Everything there is to tell of a run."""
-    results: list[Result] = document["results"]
+    results = in_order(document["results"])
     mode = document["settings"].get("mode", "")
-    told = f"A {mode} run of {document['started']}, {document['state']} after {duration(document['seconds'])}"
+    state = {"running": "killed or still running"}.get(document["state"], document["state"])
+    told = f"A {mode} run of {document['started']}, {state} after {duration(document['seconds'])}"
     sittings = len(document.get("sittings", []))
     told += f" in {sittings} sittings." if sittings > 1 else "."
     parts = [Part("Quire benchmarks", 1, paragraphs=[told])]
     short = in_short(results)
     if short.rows:
         text = "How many times as much as Quire a rival takes, over all numbers of a benchmark; below 1 Quire loses."
+        if any(ALIKE in row[0] for row in short.rows):
+            text += f" Rows with {ALIKE} are of Quire called as its rivals are, with lists of Python's bytes."
         parts.append(Part("In short", paragraphs=[text], tables=[short]))
     lost, compared = losses(results), len(list(rival_ratios(results)))
     if lost.rows:
@@ -321,6 +370,10 @@ def parts_of(document: Document) -> list[Part]:
         f"Settings: {listed(document['settings'])}",
         f"Repetitions: {counts}",
     ]
+    loads = [case["load_before"] for case in document["cases"] if "load_before" in case]
+    if loads:
+        told = f"{number(statistics.median(loads))} in the middle, {number(max(loads))} at most"
+        facts.append(f"Load of the machine before a case, this run's own included: {told}")
     on_disk = [case for case in document.get("cases", []) if case.get("files") == "on a disk"]
     on_disk = [case for case in on_disk if not case["benchmark"].startswith(("spark.", "python."))]
     if on_disk:
@@ -338,7 +391,7 @@ def parts_of(document: Document) -> list[Part]:
         names = [name for name in unique(each["benchmark"] for each in results) if benchmark_of(name).family == family]
         if names:
             parts.append(Part(f"Family {family}", paragraphs=[family_summary(family)]))
-            parts += [benchmark_part(name, document) for name in names]
+            parts += [benchmark_part(name, results, document["failures"]) for name in names]
     return parts
 
 
@@ -354,19 +407,15 @@ def family_summary(family: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def benchmark_part(name: str, document: Document) -> Part:
+def benchmark_part(name: str, everything: Sequence[Result], failures: Sequence[dict[str, Any]]) -> Part:
     """All about one benchmark."""
     benchmark = benchmark_of(name)
-    results = [each for each in document["results"] if each["benchmark"] == name]
+    results = [each for each in everything if each["benchmark"] == name]
     part = Part(f"{name}: {benchmark.summary}", 3, plot=(benchmark, results), notes=calls_of(results))
     part.quotes = paper_quotes(benchmark.paper) if benchmark.paper else []
     for place in unique((each["variant"], each["size"]) for each in results):
         group = [each for each in results if (each["variant"], each["size"]) == place]
-        failed = [
-            each
-            for each in document["failures"]
-            if (each["benchmark"], each["variant"], each["size"]) == (name, *place)
-        ]
+        failed = [each for each in failures if (each["benchmark"], each["variant"], each["size"]) == (name, *place)]
         part.tables.append(measures_of(group, failed))
     return part
 

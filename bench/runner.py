@@ -1,12 +1,16 @@
 """Runs benchmarks: each case in a process of its own, repetitions of all peers interleaved, results saved as they come.
 
+No peer always comes first: their order is drawn from the seed, and moves on by one with each repetition.
+
 A case that fails is noted with its reason and not repeated, and none of its numbers count, those of earlier repetitions
 included. Ctrl-C ends the run and keeps what there is; a later run can go on from there.
 """
 
 import contextlib
 import json
+import math
 import os
+import random
 import shutil
 import signal
 import statistics
@@ -22,7 +26,7 @@ from typing import Any
 from quire.bench import checkpoint, core, operators, papers, spark
 from quire.bench.core import Benchmark, Case, Measurement
 from quire.bench.data import KEY_BYTES, RECORD_BYTES, VALUE_BYTES, ZIPF_EXPONENT
-from quire.bench.machine import SHARED_MEMORY, machine, storage, versions
+from quire.bench.machine import SHARED_MEMORY, compact_memory, machine, storage, versions
 from quire.bench.peers import MissingPeer
 
 # A family is a module: its benchmarks, and how long a case of them takes.
@@ -36,6 +40,7 @@ FAMILIES: dict[str, Any] = {
 BENCHMARKS: tuple[Benchmark, ...] = tuple(each for family in FAMILIES.values() for each in family.BENCHMARKS)
 FORMAT = 1
 CASE_SECONDS_MAX = 3600
+BETWEEN_SECONDS = 0.2  # from one case to the next: compacting the machine's memory
 FILES_PER_RECORD_BYTES = 6 * RECORD_BYTES
 
 
@@ -139,25 +144,37 @@ def seconds_once(benchmark: Benchmark, settings: Settings) -> float:
 
 
 def repetitions(benchmarks: Sequence[Benchmark], settings: Settings) -> dict[str, int]:
-    """How often each benchmark is repeated: all once, the short ones more often first, while the time allows it."""
-    seconds = {each.name: seconds_once(each, settings) for each in benchmarks}
+    """How often each benchmark that has cases is repeated: all once, the short ones more often first, while the time
+    allows it."""
+    times = {each.name: seconds_once(each, settings) for each in benchmarks}
+    seconds = {name: taken for name, taken in times.items() if taken}
     left = settings.seconds_max - sum(seconds.values())
     given = dict.fromkeys(seconds, 1)
     for wanted in range(2, settings.repetitions + 1):
-        for each in sorted(benchmarks, key=lambda each: seconds[each.name]):
+        for each in sorted((each for each in benchmarks if each.name in seconds), key=lambda each: seconds[each.name]):
             if wanted <= each.repetitions_max and seconds[each.name] <= left:
                 left -= seconds[each.name]
                 given[each.name] = wanted
     return given
 
 
+def in_turn(group: Sequence[Case], seed: int, repetition: int) -> list[Case]:
+    """The cases of one benchmark, variant and size in the order in which a repetition runs them."""
+    if not group:
+        return []
+    first = group[0]
+    drawn = random.Random(f"{seed} {first.benchmark} {first.variant} {first.size}").sample(group, len(group))
+    start = repetition % len(drawn)
+    return drawn[start:] + drawn[:start]
+
+
 def plan(benchmarks: Sequence[Benchmark], settings: Settings) -> Iterator[tuple[int, Case]]:
-    """All cases in the order they run, each with its repetition: A B C A B C, since the machine's speed drifts."""
+    """All cases in the order they run, each with its repetition: B C A C A B, since the machine's speed drifts."""
     given = repetitions(benchmarks, settings)
     for benchmark in benchmarks:
         for group in once(benchmark, settings):
-            for repetition in range(given[benchmark.name]):
-                for case in group:
+            for repetition in range(given.get(benchmark.name, 0)):
+                for case in in_turn(group, settings.seed, repetition):
                     yield repetition, replace(case, seed=settings.seed + repetition)
 
 
@@ -170,7 +187,7 @@ def records(case: Case) -> int:
 def estimate(case: Case) -> float:
     """Roughly how many seconds a case takes."""
     seconds: float = FAMILIES[case.benchmark.partition(".")[0]].estimate(case)
-    return seconds
+    return BETWEEN_SECONDS + seconds
 
 
 def duration(seconds: float) -> str:
@@ -270,9 +287,13 @@ class Run:
     """The results of a run, as they are saved."""
 
     def __init__(
-        self, benchmarks: Sequence[Benchmark], settings: Settings, before: dict[str, Any] | None = None
+        self,
+        benchmarks: Sequence[Benchmark],
+        settings: Settings,
+        before: dict[str, Any] | None = None,
+        compacts: bool = False,
     ) -> None:
-        """before: what an earlier run saved, to go on from."""
+        """before: what an earlier run saved, to go on from. compacts: memory is compacted before each case."""
         self.results: dict[tuple[str, ...], dict[str, Any]] = {}
         self.document: dict[str, Any] = {
             "format": FORMAT,
@@ -291,7 +312,9 @@ class Run:
                 "value_bytes": VALUE_BYTES,
                 "zipf_exponent": ZIPF_EXPONENT,
                 "files_of_peers": "in memory (tmpfs) if there is room; Spark's in the folder for temporary files",
-                "clock": "wall clock, one thread, garbage collector of Python off",
+                "order_of_peers": "drawn from the seed, moved on by one with each repetition; cases stand as they ran",
+                "memory_compacted_before_each_case": compacts,
+                "clock": "wall clock; of the core on one thread with Python's garbage collector off",
                 "spark": spark.SETTINGS,
             },
             "sittings": [],
@@ -425,7 +448,8 @@ def run(
     before: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Runs everything and gives the document, which is also kept in the file. before: one to go on from."""
-    results = Run(benchmarks, settings, before)
+    # Not for cases in this process, whose memory stays what it is.
+    results = Run(benchmarks, settings, before, compacts=isolate and compact_memory())
     planned = plan(benchmarks, settings)
     cases = [(repetition, case) for repetition, case in planned if not results.has(case, repetition)]
     results.save(file, "running")
@@ -461,11 +485,17 @@ def folder_for(case: Case) -> Path:
 
 def run_one(results: Run, case: Case, repetition: int, interrupt: Interrupt, isolate: bool) -> None:
     """Runs a case and notes its numbers or why there are none."""
-    started = time.monotonic()
+    if results.document["settings"]["memory_compacted_before_each_case"]:
+        compact_memory()
+    started, load = time.monotonic(), round(os.getloadavg()[0], 2)
     work = Path(tempfile.mkdtemp(prefix=f"quire-bench-{os.getpid()}-", dir=folder_for(case)))
     case = replace(case, folder=work)
     try:
         measurements = run_isolated(case, interrupt) if isolate else run_case(case)
+        if wrong := [each.measure for each in measurements if not math.isfinite(each.value)]:
+            raise CaseFailed(f"no number for {', '.join(wrong)}")
+        if not measurements:
+            raise CaseFailed("it ended without a number")
     except Exception as error:
         missing = isinstance(error, MissingPeer)
         known = missing or isinstance(error, CaseFailed)
@@ -477,5 +507,5 @@ def run_one(results: Run, case: Case, repetition: int, interrupt: Interrupt, iso
         results.add(case, repetition, measurement)
     seconds = round(time.monotonic() - started, 2)
     files = "in memory" if work.is_relative_to(SHARED_MEMORY) else "on a disk"
-    told = {"repetition": repetition, "seconds": seconds, "files": files}
+    told = {"repetition": repetition, "seconds": seconds, "files": files, "load_before": load}
     results.document["cases"].append({**place_of(case), **told})

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quire import bench
-from quire.bench import compare, core, data, machine, peers, report, runner
+from quire.bench import compare, core, data, machine, peers, plots, report, runner
 
 # Other stores and processes of their own: nothing here is about memory errors of the core.
 pytestmark = pytest.mark.slow
@@ -78,6 +78,22 @@ def test_run_in_processes_of_their_own_saves_all_that_a_result_needs(tmp_path):
     assert {"quire", "sqlite", "dict"} <= {each["peer"] for each in saved["results"]}
 
 
+def test_the_way_that_is_fastest_once_all_are_warm_is_taken_and_named():
+    tried = []
+
+    def way(name, *seconds):
+        def call(sample):
+            tried.append(name)
+            time.sleep(seconds[min(tried.count(name), len(seconds)) - 1])
+
+        return call
+
+    ways = {"cold": way("cold", 0.2, 0.001), "steady": way("steady", 0.05), "slow": way("slow", 0.1)}
+    assert core.fastest(ways, None) == ("cold, faster than steady, slow", ways["cold"])
+    assert tried == [*ways, *reversed(ways)] * 2
+    assert core.fastest({"only": ways["slow"]}, None) == ("only", ways["slow"])
+
+
 class Broken(peers.Dict):
     def put_each(self, keys, values):
         super().put_each(keys, values[::-1])
@@ -99,6 +115,33 @@ def test_a_peer_that_fails_is_reported_with_the_reason_and_has_no_times(monkeypa
     assert reason in text
     # In the table of results, too, it is told in place of a time.
     assert ("| failed |" if peer is Broken else "| not installed |") in text
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"), [([], "without a number"), ([core.timed("get", float("nan"), 1, "get")], "no number for get")]
+)
+def test_a_case_without_a_number_is_reported_as_failed(monkeypatch, given, reason):
+    monkeypatch.setattr(runner, "run_case", lambda case: given)
+    failing = runner.run([tiny(each) for each in runner.chosen(["core.map-each"])], TINY, None, isolate=False)
+    assert failing["results"] == []
+    assert all(reason in each["reason"] for each in failing["failures"]) and failing["failures"]
+
+
+@pytest.mark.parametrize("left", [{"values": [], "repetitions": []}, {"median": None}, {"median": float("nan")}, {}])
+def test_a_result_without_a_median_is_reported_as_failed(document, tmp_path, capsys, left):
+    cut = json.loads(json.dumps(document))
+    for result in cut["results"]:
+        if (result["benchmark"], result["peer"], result["measure"]) == ("core.map-each", "sqlite", "get"):
+            for name in ("median", "min", "max"):
+                del result[name]
+            result |= left
+    file = save({**cut, "state": "running"}, tmp_path / "cut.json")
+    page = tmp_path / "cut.html"
+    assert bench.main(["report", file, "--html", str(page), "--markdown", str(tmp_path / "cut.md")]) == 0
+    text = (tmp_path / "cut.md").read_text()
+    assert "core.map-each map, 1,000 records, sqlite: failed: incomplete, no median of get\n" in text
+    assert "killed or still running after" in text and "| failed |" in text
+    assert bench.main(["compare", file, file]) == 0
 
 
 class BrokenLater(peers.Dict):
@@ -130,11 +173,85 @@ def test_where_quire_loses_is_told_by_ratio(document):
     assert "No rival was measured" in report.markdown(alone)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_quire_from_bytes_takes_and_gives_what_other_stores_do(tmp_path, ordered):
+    ids = np.arange(1000)
+    keys, values = data.keys_of(ids), data.values_of(ids, ids)
+    opened = [peers.peer_class(name)(tmp_path, ordered, 1000) for name in ("quire-from-bytes", "sorteddict")]
+    ours, theirs = opened
+    assert ours.pairs_in(keys, values) == theirs.pairs_in(keys, values)
+    assert ours.keys_in(keys) == theirs.keys_in(keys)
+    for peer in (ours, theirs):
+        peer.put(peer.pairs_in(keys, values))
+        peer.remove(peer.keys_in(keys[:10]))
+    found = [way(peer.keys_in(keys[10:])) for peer in (ours, theirs) for way in peer.get_ways().values()]
+    assert found == [data.to_list(values[10:])] * 2
+    scanned = [[pair for block in peer.scan() for pair in block] for peer in (ours, theirs)]
+    assert sorted(scanned[0]) == scanned[1] and (scanned[0] == scanned[1] or not ordered)
+    bounds = [(scanned[1][20][0], scanned[1][30][0])]
+    ways = [way for peer in (ours, theirs) for way in peer.range_ways().values()] if ordered else []
+    assert all(way(bounds) == [scanned[1][20:30]] for way in ways)
+    for peer in opened:
+        peer.close()
+
+
+def test_lmdb_is_told_that_keys_ascend(tmp_path):
+    pytest.importorskip("lmdb")
+    ids = data.in_key_order(np.arange(10_000))
+    held, scanned = [], []
+    for how in ("put", "put_ascending"):
+        (tmp_path / how).mkdir()
+        peer = peers.Lmdb(tmp_path / how, True, 10_000)
+        peer.begin()
+        getattr(peer, how)(peer.pairs_in(data.keys_of(ids), data.values_of(ids, ids)))
+        peer.commit()
+        held.append(peer.held_bytes())
+        scanned.append(list(peer.scan()))
+        peer.close()
+    assert scanned[0] == scanned[1]
+    assert held[1] <= held[0]
+    case = core.Case("core.ordered", "ordered", "lmdb", 1000, 1000, 7, tmp_path)
+    found = {each.measure: each.call for each in core.bulk_ordered(case)}
+    assert "append=True" in found["put in ascending order"] and "append" not in found["put in random order"]
+
+
+def test_rivals_stand_beside_quire_called_as_they_are_too(document):
+    rows = [row[:2] for row in report.in_short(document["results"]).rows]
+    for name in ("core.map", "core.ordered", "core.curve"):
+        theirs = [rival for benchmark, rival in rows if benchmark == name]
+        assert theirs and [rival for benchmark, rival in rows if benchmark == f"{name} (quire-from-bytes)"] == theirs
+    slow = moved(document, 1e6, ["quire-from-bytes"])
+    for result in slow["results"]:
+        result["values"] = [result["median"]] * len(result["values"])
+    lost = report.losses(slow["results"]).rows
+    assert {row[2].split(" ")[0] for row in lost if "(quire-from-bytes)" in row[4]} >= {"sqlite"}
+
+
 def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     case = core.Case("core.map-each", "map", "dict", SIZE, SIZE, 1, tmp_path)
     with pytest.raises(runner.CaseFailed, match="exit code 1"):
         runner.run_isolated(case, runner.Interrupt())
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_memory_is_compacted_before_each_case_where_it_may_be(tmp_path, monkeypatch, allowed):
+    file = tmp_path / ("compact" if allowed else "none/compact")
+    monkeypatch.setattr(machine, "COMPACT", file)
+    told = []
+    real = runner.run_isolated
+
+    def run_isolated(case, interrupt):
+        told.append(file.exists())
+        file.unlink(missing_ok=True)
+        return real(case, interrupt)
+
+    monkeypatch.setattr(runner, "run_isolated", run_isolated)
+    chosen = [tiny(each) for each in runner.narrowed(runner.chosen(["core.map-each"]), ["quire", "dict"], [], [])]
+    done = runner.run(chosen, dataclasses.replace(TINY, repetitions=1), None)
+    assert done["failures"] == [] and told == [allowed] * 2
+    assert done["settings"]["memory_compacted_before_each_case"] is allowed
+    assert f"memory compacted before each case {allowed}" in report.markdown(done)
 
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path):
@@ -238,6 +355,22 @@ def test_command_line_reports_and_compares(document, tmp_path, capsys):
     assert "| 1,000x |" in capsys.readouterr().out
     assert bench.main(["compare", first, second, "--fail-on-regression"]) == 1
     assert bench.main(["compare", second, first, "--fail-on-regression"]) == 0
+
+
+def test_a_report_says_what_a_number_rests_on(document, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert "Load of the machine before a case" in report.markdown(document)
+    once = moved(document, 1e-6, ["sqlite"])
+    for result in once["results"]:
+        result["values"], result["repetitions"] = [result["median"]], [0]
+    assert {row[6] for row in report.losses(once["results"]).rows} == {"measured once"}
+    results = [each for each in document["results"] if each["benchmark"] == "core.map"]
+    assert b"core.map, 1,000 records" in plots.svg(report.benchmark_of("core.map"), results)
+
+
+def test_a_put_of_the_curve_counts_the_records_that_it_puts(tmp_path):
+    case = core.Case("core.curve", "map", "quire", 1000, 500, 7, tmp_path)
+    assert {each.measure: each.operations for each in core.curve(case)} == {"put": 1000, "get": 500, "update": 500}
 
 
 def test_html_is_one_page_with_plots(document, tmp_path):

@@ -4,7 +4,9 @@ No test looks at a time. A new benchmark is found by itself. ``test_spark_bench.
 the same for those on Spark, where a test says if one is left out.
 """
 
+import collections
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +66,23 @@ def test_a_quick_run_of_everything_takes_a_quarter_of_an_hour():
     assert seconds <= 15 * 60
 
 
+@pytest.mark.parametrize("name", ["quick", "full"])
+def test_estimates_are_near_what_the_saved_runs_took(name):
+    saved = report.load(Path(__file__).parents[2] / f"bench/results/0.1.0/{name}.json")
+    limit, known = saved["settings"]["operations_max"], {each.name: each for each in runner.BENCHMARKS}
+    said, took = collections.Counter(), collections.Counter()
+    for each in saved["cases"]:
+        peers = known[each["benchmark"]].variants.get(each["variant"], ()) if each["benchmark"] in known else ()
+        if each["peer"] in peers:
+            place = (each[part] for part in ("benchmark", "variant", "peer", "size"))
+            said[each["benchmark"]] += runner.estimate(core.Case(*place, limit, 7, Path()))
+            took[each["benchmark"]] += each["seconds"]
+    # The machine's speed drifts by a factor of two; what takes some seconds does not matter.
+    ratios = {each: said[each] / took[each] for each in took if took[each] > 15}
+    assert {each: times for each, times in ratios.items() if not 0.4 < times < 2} == {}
+    assert 0.4 < said.total() / took.total() < 1.6
+
+
 def test_every_family_is_in_a_quick_run_and_every_benchmark_in_a_full_one():
     quick = {case.benchmark for _, case in runner.plan(runner.BENCHMARKS, runner.QUICK)}
     assert {name.partition(".")[0] for name in quick} == set(runner.FAMILIES)
@@ -72,12 +91,58 @@ def test_every_family_is_in_a_quick_run_and_every_benchmark_in_a_full_one():
     assert all(runner.estimate(case) > 0 for _, case in full)
 
 
+def test_no_peer_always_comes_first_and_the_order_is_that_of_the_seed():
+    benchmark = next(each for each in runner.BENCHMARKS if each.name == "core.map")
+    settings = dataclasses.replace(runner.QUICK, repetitions=3, seconds_max=float("inf"))
+
+    def orders(settings):
+        ran = [(repetition, case.peer) for repetition, case in runner.plan([benchmark], settings)]
+        return [[peer for place, peer in ran if place == repetition] for repetition in range(3)]
+
+    found = orders(settings)
+    assert found == orders(settings)
+    assert all(sorted(order) == sorted(benchmark.variants["map"]) for order in found)
+    assert all(len({order[place] for order in found}) == 3 for place in range(len(found[0])))
+    firsts = {orders(dataclasses.replace(settings, seed=seed))[0][0] for seed in range(20)}
+    assert len(firsts) > 3
+
+
+PLACES = [
+    {"benchmark": "core.map-each", "variant": "map", "size": 1000},
+    {"benchmark": "core.curve", "variant": "map", "size": 500},
+    {"benchmark": "core.curve", "variant": "map", "size": 1000},
+]
+
+
+def test_a_report_has_the_peers_in_the_same_order_however_they_ran():
+    settings = dataclasses.replace(TINY, repetitions=2, seed=3)
+    benchmark = tiny(next(each for each in runner.BENCHMARKS if each.name == "core.map-each"))
+    document = runner.run([benchmark], settings, None, isolate=False)
+    ran = [case["peer"] for case in document["cases"] if case["repetition"] == 0]
+    named = [peer for peer in benchmark.variants["map"] if peer in ran]
+    assert ran != named and sorted(ran) == sorted(named)
+    # Benchmarks, variants and sizes stand as they ran.
+    two = [{**each, **place} for place in PLACES for each in document["results"]]
+    parts = ("benchmark", "variant", "size")
+    assert list(dict.fromkeys(tuple(each[part] for part in parts) for each in report.in_order(two))) == [
+        tuple(place[part] for part in parts) for place in PLACES
+    ]
+    columns = report.benchmark_part(benchmark.name, report.in_order(document["results"]), []).tables[0].header[1:]
+    assert [peer for peer in columns if " " not in peer] == named
+
+
 def test_what_a_quick_run_leaves_out_is_there():
     peers = {each.name: {peer for group in each.variants.values() for peer in group} for each in runner.BENCHMARKS}
     peers |= {
         f"{each.name} {variant}": set(group) for each in runner.BENCHMARKS for variant, group in each.variants.items()
     }
     assert all(set(kept) <= peers[name] for name, kept in runner.QUICK_PEERS.items())
+
+
+def test_what_has_no_case_is_not_said_to_be_repeated():
+    told = runner.repetitions(runner.BENCHMARKS, runner.QUICK)
+    assert set(told) == {case.benchmark for _, case in runner.plan(runner.BENCHMARKS, runner.QUICK)}
+    assert len(told) < len(runner.BENCHMARKS)
 
 
 def test_short_benchmarks_are_repeated_more_often_when_time_is_short():

@@ -1,10 +1,12 @@
 """The report as a page: opened in a real browser without a network, its plots are there and nothing is missing."""
 
+import itertools
+
 import browser
 import pytest
 
 from quire import bench
-from quire.bench import report, runner
+from quire.bench import plots, report, runner
 
 pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install matplotlib")
 pytestmark = pytest.mark.slow
@@ -110,6 +112,21 @@ def test_markdown_has_its_plots_beside_it(tmp_path):
     # Table 5 of the paper, beside ours.
     assert "| SGuard, Table 5 | a tuple, ms | window scanned, as in the paper, 256 KB | quire each:8192 |" in text
     assert "| 605 |" in text and "| 1.02x |" in text
+
+
+def brightness(colour):
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+@pytest.mark.parametrize("name", ["core.page-size", "checkpoint.log"])
+def test_colours_of_peers_that_differ_in_a_number_follow_it(name):
+    peers = next(iter(next(each for each in runner.BENCHMARKS if each.name == name).variants.values()))
+    found = plots.colours(peers)
+    numbered = [each for each in peers if each[-1].isdigit()]
+    bright = [brightness(found[peer]) for peer in numbered]
+    assert all(later - earlier > 12 for earlier, later in itertools.pairwise(bright))
+    assert len(set(found.values())) == len(peers)
 
 
 def test_markdown_asks_for_a_name_that_gives_the_plots_a_folder(tmp_path):
