@@ -865,10 +865,7 @@ class QuireStateStoreProvider
           basesWritten += 1
           baseBytes += written.bytes
         }
-        if (storeConf.reportSnapshotUploadLag) {
-          SparkInternals.reportSnapshot(
-            SparkInternals.providerId(storeId, hadoopConf), pinned.version.number)
-        }
+        reportBase(pinned.version)
         logInfo(s"Wrote the base of version ${pinned.version} of $storeId: ${written.bytes} " +
           s"bytes in ${(System.nanoTime() - started) / 1000000} ms")
       } finally {
@@ -1015,6 +1012,8 @@ class QuireStateStoreProvider
         Fault.point("load.done")
         val nanos = System.nanoTime() - started
         logInfo(s"Loaded version $version of $storeId from base $base in ${nanos / 1000000} ms")
+        // The coordinator forgot what an earlier run of the query had told it.
+        if (base.number > 0 && !plan.isRun) reportBase(base)
         return loaded.copy(
           damaged = damaged,
           lost = lost,
@@ -1031,6 +1030,12 @@ class QuireStateStoreProvider
     }
     throw new IllegalStateException("not reached")
   }
+
+  /** Tells Spark's coordinator of the base that there is, so that it knows which stores lag. */
+  private def reportBase(base: Version): Unit =
+    if (storeConf.reportSnapshotUploadLag) {
+      SparkInternals.reportSnapshot(storeId, hadoopConf, base.number)
+    }
 
   /** Whether it is the bytes of a file that are wrong, and not the way to them. */
   private def isBeyondDoubt(damage: Throwable): Boolean = damage match {

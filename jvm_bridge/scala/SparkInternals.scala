@@ -56,10 +56,6 @@ object SparkInternals {
     else new StreamCodec(CompressionCodec.createCodec(conf, name))
   }
 
-  def providerId(storeId: StateStoreId, hadoopConf: Configuration): StateStoreProviderId =
-    StateStoreProviderId(storeId, UUID.fromString(hadoopConf.get(StreamExecution.RUN_ID_KEY)))
-
-
   /** Rows made of others with the version of the state that a batch begins with. */
   def withReadStore(
       rows: RDD[InternalRow],
@@ -90,8 +86,14 @@ object SparkInternals {
   def reportCommit(version: Long, storeId: StateStoreId, hadoopConf: Configuration): Unit =
     StateStore.reportCommitToCoordinator(version, storeId, hadoopConf)
 
-  def reportSnapshot(providerId: StateStoreProviderId, version: Long): Unit =
-    Coordinator.snapshotUploaded(providerId, version)
+  def reportSnapshot(storeId: StateStoreId, hadoopConf: Configuration, version: Long): Unit =
+    try {
+      val id = StateStoreProviderId(storeId, UUID.fromString(hadoopConf.get(StreamExecution.RUN_ID_KEY)))
+      StateStoreProvider.coordinatorRef.foreach(
+        _.snapshotUploaded(id, version, System.currentTimeMillis()))
+    } catch {
+      case NonFatal(_) => // the report is for the log of a lag only
+    }
 
   /** Tells Spark's memory manager of a consumer outside its reach, as often as one likes. */
   def reportMemory(name: String, bytesUsed: () => Long): Unit = {
@@ -102,17 +104,6 @@ object SparkInternals {
         override def memoryMode: MemoryMode = MemoryMode.OFF_HEAP
         override def getMemBytesUsed: Long = bytesUsed()
       })
-    }
-  }
-
-  private object Coordinator {
-    def snapshotUploaded(providerId: StateStoreProviderId, version: Long): Unit = {
-      try {
-        StateStoreProvider.coordinatorRef.foreach(
-          _.snapshotUploaded(providerId, version, System.currentTimeMillis()))
-      } catch {
-        case NonFatal(_) => // the report is for the log of a lag only
-      }
     }
   }
 }
