@@ -56,7 +56,7 @@ int quire_cec_write(quire_cec *cec, quire_snap *older, uint64_t version, quire_d
 int quire_cec_committed(quire_cec *cec);
 
 /* Recovery: the payloads of one version after the other from `since` on, in order, on an empty arena; after each version the owner commits
- * the arena and tells that it was loaded. QUIRE_E_CORRUPT for what is no record of a log. */
+ * the arena and tells that it was loaded. QUIRE_E_CORRUPT for what is no record of a log; what came before it is applied then. */
 int quire_cec_apply(quire_cec *cec, const uint8_t *payload, size_t count);
 int quire_cec_loaded(quire_cec *cec, uint64_t version);
 /* QUIRE_E_CORRUPT unless the arena holds that many live keys: with the number in the last file's end frame, what was loaded is whole. */

@@ -668,6 +668,9 @@ int quire_delta_next(quire_delta_reader *reader, quire_delta_record *record) {
         return QUIRE_OK;
     }
     QUIRE_TRY(bytes_get(reader, value_bytes, &record->value, &record->value_bytes));
+    if (key_bytes > UINT32_MAX || value_bytes > UINT32_MAX) {
+        return bad_record("its key or value is longer than there can be");
+    }
     if (record->op == QUIRE_DELTA_PATCH) {
         return patch_check(record);
     }
@@ -781,6 +784,9 @@ static int patch_apply(const quire_delta_record *record, older_value older, quir
     }
     if (value_bytes > older.count && value_bytes - older.count > record->value_bytes) {
         return bad_record("its patch keeps more bytes than the old value has");
+    }
+    if (value_bytes > UINT32_MAX) {
+        return bad_record("its patch leads to a value longer than there can be");
     }
     QUIRE_TRY(quire_buffer_grow(patched, start + value_bytes + 1)); /* so that no bytes are at some address, too */
     uint8_t *value = patched->own + start;

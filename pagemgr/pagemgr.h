@@ -228,8 +228,8 @@ typedef struct {
     size_t count;
     quire_amendment items[QUIRE_AMENDMENTS_MAX];
 } quire_amendments;
-/* older: of a weak snapshot, newer: of the state being written. False if there is more to tell of how the page differs: it must be read in both. Valid
- * until the next write. */
+/* older: of a weak snapshot, newer: of another state, not weak. False if there is more to tell of how the page differs: it must be read in
+ * both. Valid until the next write or firm snapshot. */
 bool quire_page_amendments(const quire_view *older, const quire_view *newer, quire_page_id id,
                            quire_amendments *amendments);
 /* Whether reading made up a page since the last quire_view_forget. */

@@ -644,11 +644,13 @@ static bool amendment_add(quire_amendments *amendments, const quire_note *note) 
 bool quire_page_amendments(const quire_view *older, const quire_view *newer, quire_page_id id,
                            quire_amendments *amendments) {
     const quire_undo *undo = &older->arena->undo;
+    amendments->count = 0;
+    if (older->weak == NULL || older->weak->pin->lost || newer->weak != NULL) {
+        return false;
+    }
     uint64_t was = quire_page_entry(older, id), is = quire_page_entry(newer, id);
     uint32_t frame = QUIRE_ENTRY_FRAME(was);
-    amendments->count = 0;
-    if (older->weak == NULL || older->weak->pin->lost || newer->weak != NULL || was == 0 || is == 0 ||
-        QUIRE_ENTRY_FRAME(is) != frame || head_epoch(undo, frame) <= older->epoch) {
+    if (was == 0 || is == 0 || QUIRE_ENTRY_FRAME(is) != frame || head_epoch(undo, frame) <= older->epoch) {
         return false;
     }
     const quire_note *note = head_of(undo, frame);

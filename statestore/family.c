@@ -9,6 +9,7 @@
  */
 #include "family.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
 struct quire_family {
@@ -16,10 +17,10 @@ struct quire_family {
     quire_buffer value;
 };
 
+/* Keys handed on together. */
+#define GET_ITEMS 64u
 /* Most scans of a live family are short (the timers of a key, the rows of a join key). Up to this much is copied at once, which
  * spares the pin, and with it the copies of pages that writes after a pin cost. */
-/* Keys handed on together. */
-#define GET_ITEMS   64u
 #define BRIEF_ROWS  32u
 #define BRIEF_BYTES 8192u
 
@@ -139,6 +140,10 @@ int quire_family_get_many(quire_family *family, const uint8_t *keys, const int32
     while (first + *done < count && !own) {
         size_t left = count - first - *done, some = left < GET_ITEMS ? left : GET_ITEMS, found;
         for (size_t i = 0, row = first + *done; i < some; i++, row++) {
+            if (QUIRE_UNLIKELY(key_offsets[row] < 0 || key_offsets[row + 1] < key_offsets[row])) {
+                return quire_fail(QUIRE_E_INVALID, "key %zu is said to lie from %" PRId32 " to %" PRId32, row,
+                                  key_offsets[row], key_offsets[row + 1]);
+            }
             items[i] = (quire_item){.key = keys + key_offsets[row],
                                     .key_bytes = (uint32_t)(key_offsets[row + 1] - key_offsets[row])};
         }

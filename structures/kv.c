@@ -1195,21 +1195,29 @@ static int difference_unpaired_record(void *context, const quire_record *record)
     return difference_visit_newer(d, &(record_pair){.newer = record});
 }
 
-/* What a record was, of which all but the first word was amended and noted. */
-static int difference_amended(difference *d, const quire_record *newer, const quire_amendment *amendment) {
-    size_t kept = offsetof(quire_record, stamp);
-    QUIRE_TRY(quire_buffer_grow(&d->amended, kept + amendment->count));
-    memcpy(d->amended.own, newer, kept);
-    memcpy(d->amended.own + kept, amendment->old, amendment->count);
-    record_pair pair = {newer, (const quire_record *)d->amended.own};
-    return difference_visit_newer(d, &pair);
+/* What records were, of which all but the first word was amended and noted, in memory of our own: whoever is visited may do what lets the notes
+ * go. */
+static int difference_amended(difference *d, const quire_amendments *amendments, record_pair *pairs) {
+    size_t kept = offsetof(quire_record, stamp), bytes = 0;
+    for (size_t i = 0; i < amendments->count; i++) {
+        bytes += (kept + amendments->items[i].count + 7) & ~(size_t)7;
+    }
+    QUIRE_TRY(quire_buffer_grow(&d->amended, bytes));
+    uint8_t *record = d->amended.own;
+    for (size_t i = 0; i < amendments->count; i++) {
+        memcpy(record, pairs[i].newer, kept);
+        memcpy(record + kept, amendments->items[i].old, amendments->items[i].count);
+        pairs[i].older = (const quire_record *)record;
+        record += (kept + amendments->items[i].count + 7) & ~(size_t)7;
+    }
+    return QUIRE_OK;
 }
 
 /* A page on which nothing but values was changed, in place: what was noted of it tells all, so the rest of its records is not looked at.
  * *done is false if that is not so. */
 static int difference_of_notes(difference *d, quire_page_id id, bool *done) {
     quire_amendments amendments;
-    const quire_record *records[QUIRE_AMENDMENTS_MAX];
+    record_pair pairs[QUIRE_AMENDMENTS_MAX];
     *done = false;
     /* Footprints are of all records of a page. */
     if (d->footprints != NULL || d->ops->amended == NULL || id >> 31 != 0 ||
@@ -1218,14 +1226,15 @@ static int difference_of_notes(difference *d, quire_page_id id, bool *done) {
     }
     for (size_t i = 0; i < amendments.count; i++) {
         const quire_amendment *item = &amendments.items[i];
-        records[i] = d->ops->amended(d->newer, amendments.page, item->offset, item->count);
-        if (records[i] == NULL) {
+        pairs[i].newer = d->ops->amended(d->newer, amendments.page, item->offset, item->count);
+        if (pairs[i].newer == NULL) {
             return QUIRE_OK;
         }
     }
     *done = true;
+    QUIRE_TRY(difference_amended(d, &amendments, pairs));
     for (size_t i = 0; i < amendments.count; i++) {
-        QUIRE_TRY(difference_amended(d, records[i], &amendments.items[i]));
+        QUIRE_TRY(difference_visit_newer(d, &pairs[i]));
     }
     return QUIRE_OK;
 }

@@ -1,7 +1,7 @@
 /* kv_internal.h -- what map.c and ordered.c give to kv.c. Not for users of the core.
  *
  * Every function works on a view (reads) or a set (writes); kv.c has entered the arena, checked that the handle is usable and made
- * the reservation that reserve() asks for, so writes fail only with QUIRE_E_CORRUPT (damaged pages) or QUIRE_E_FULL.
+ * the reservation that reserve() asks for, so writes fail only with QUIRE_E_CORRUPT (damaged pages) or QUIRE_E_FULL; put_items reserves itself.
  */
 #ifndef QUIRE_KV_INTERNAL_H
 #define QUIRE_KV_INTERNAL_H
@@ -33,7 +33,7 @@ typedef struct {
     /* The same on a snapshot, and the page that the record is on. */
     int (*locate)(const quire_view *view, const uint8_t *key, size_t key_bytes, const quire_record **record,
                   quire_page_id *page);
-    /* The three that end in items, and ahead, take at most QUIRE_GROUP_ITEMS, and may be NULL: then one is done after the other. */
+    /* The two that end in items, and ahead, take at most QUIRE_GROUP_ITEMS, and may be NULL: then one is done after the other. */
     /* A hint that these keys are looked up or changed next. */
     void (*ahead)(const quire_view *view, const quire_item *items, size_t count);
     /* The record of each key, NULL where it is missing. */

@@ -1207,7 +1207,7 @@ static int map_find_items(const quire_view *view, const quire_item *items, size_
 }
 
 /* Pages that so many puts may touch which only write over a value, or append to the page being filled; and, as before any put, what
- * leaves room for a removal. */
+ * leaves room for a removal. A page holds more than two records. */
 static uint64_t quick_reserve(const quire_set *set, size_t count) {
     uint64_t known = (uint64_t)set->view.table[0].page_count + set->view.table[1].page_count + count / 2;
     return 2 * map_reserve(set) + 1 + (known < 2 * count ? known : 2 * count);
@@ -1219,13 +1219,13 @@ typedef struct {
     map_super *super; /* NULL: to be asked for */
     heap_page *fill;  /* the page being filled; NULL: to be asked for */
     uint64_t room;    /* keys that the table holds before it grows */
-} put_group;
+} put_run;
 
-static int group_begin(put_group *group) {
+static int group_begin(put_run *group) {
     quire_set *set = group->set;
     group->super = quire_page_write(set, 0);
-    if (group->super == NULL) {
-        return damaged("the super page is missing", 0);
+    if (super_read(&set->view) == NULL) {
+        return damaged("the super page is damaged", 0);
     }
     group->room = shape_room(&set->view, shape_of(group->super));
     if (group->super->fill_page != QUIRE_NO_PAGE) {
@@ -1237,7 +1237,7 @@ static int group_begin(put_group *group) {
 
 /* Writes the record of a new key behind the others of the page being filled, or on a fresh page. *done is false where it takes more than
  * that: no room but in holes or partly filled pages, streams, a further table page. */
-static int record_append(put_group *group, uint32_t signature, const location *at, const quire_item *item, bool *done) {
+static int record_append(put_run *group, uint32_t signature, const location *at, const quire_item *item, bool *done) {
     quire_set *set = group->set;
     const quire_view *view = &set->view;
     *done = false;
@@ -1268,7 +1268,7 @@ static int record_append(put_group *group, uint32_t signature, const location *a
 }
 
 /* What most puts are, done with little ado: a value of the same size, or a new record behind the others. Else *done is false. */
-static inline int put_quickly(put_group *group, uint32_t signature, int rc, const location *at, const quire_item *item,
+static inline int put_quickly(put_run *group, uint32_t signature, int rc, const location *at, const quire_item *item,
                               bool *done) {
     if (rc == QUIRE_E_NOTFOUND) {
         return record_append(group, signature, at, item, done);
@@ -1287,7 +1287,7 @@ static int put_slowly(quire_set *set, uint32_t bucket, uint32_t signature, int r
 static int map_put_items(quire_set *set, const quire_item *items, size_t count, size_t *done) {
     const quire_view *view = &set->view;
     uint32_t signatures[QUIRE_GROUP_ITEMS];
-    put_group group = {.set = set};
+    put_run group = {.set = set};
     const map_super *super = super_read(view);
     if (QUIRE_UNLIKELY(super == NULL)) {
         return damaged("the super page is damaged", 0);
@@ -1310,9 +1310,14 @@ static int map_put_items(quire_set *set, const quire_item *items, size_t count, 
         ++*done;
         if (QUIRE_UNLIKELY(!quick || (group.super != NULL && group.super->count > group.room))) {
             QUIRE_TRY(quick ? table_adapt(set) : QUIRE_OK);
-            group = (put_group){.set = set};
-            s = shape_of(quire_page_read(view, 0));
-            reserved = quire_arena_reserve(view->arena, quick_reserve(set, count - *done)) == QUIRE_OK;
+            group = (put_run){.set = set};
+            super = super_read(view);
+            if (QUIRE_UNLIKELY(super == NULL)) {
+                return damaged("the super page is damaged", 0);
+            }
+            s = shape_of(super);
+            /* Where there is too little room, looking for some is dear: not for each key. */
+            reserved = reserved && quire_arena_reserve(view->arena, quick_reserve(set, count - *done)) == QUIRE_OK;
         }
     }
     return QUIRE_OK;

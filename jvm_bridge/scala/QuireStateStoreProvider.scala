@@ -56,6 +56,8 @@ class QuireStateStoreProvider
   private var line: Vector[Version] = Vector.empty
   /** The versions of that line that have a base, the oldest first. */
   private var basesOfLine: Vector[Version] = Vector.empty
+  /** The base that was loaded: the coordinator forgot what an earlier run of the query had told it. */
+  private var unreportedBase: Option[Version] = None
   /** Those that loading had to pass over, and which of them are beyond doubt no good to anybody. */
   private var damagedBases: Set[Version] = Set.empty
   private var lostBases: Set[Version] = Set.empty
@@ -309,6 +311,12 @@ class QuireStateStoreProvider
     try {
       // Loading takes long, and nobody else may load or write meanwhile: no need for the monitor.
       val report = synchronized(fromMemory.map(orRead)).getOrElse(adopting(load))
+      // It may wait for the coordinator, and be interrupted: what was loaded is the provider's by now.
+      synchronized {
+        val base = unreportedBase
+        unreportedBase = None
+        base
+      }.foreach(reportBase)
       val (mine, from) = synchronized {
         val from = current
         // A state that did not grow out of the version is not that version.
@@ -482,6 +490,7 @@ class QuireStateStoreProvider
     current = loaded.version
     line = loaded.line
     basesOfLine = loaded.base.toVector
+    unreportedBase = loaded.base
     damagedBases = loaded.damaged
     lostBases = loaded.lost
     pagePoints = loaded.pagePoints
@@ -489,6 +498,12 @@ class QuireStateStoreProvider
     loaded.info.foreach { case (version, info) => infos.put(version, info) }
     loaded.report
   }
+
+  /** Tells Spark's coordinator of the newest base, so that it knows which stores lag. */
+  private def reportBase(base: Version): Unit =
+    if (storeConf.reportSnapshotUploadLag) {
+      SparkInternals.reportSnapshot(storeId, hadoopConf, base.number)
+    }
 
   private def lastBase: Long = basesOfLine.lastOption.fold(0L)(_.number)
 
@@ -1012,8 +1027,6 @@ class QuireStateStoreProvider
         Fault.point("load.done")
         val nanos = System.nanoTime() - started
         logInfo(s"Loaded version $version of $storeId from base $base in ${nanos / 1000000} ms")
-        // The coordinator forgot what an earlier run of the query had told it.
-        if (base.number > 0 && !plan.isRun) reportBase(base)
         return loaded.copy(
           damaged = damaged,
           lost = lost,
@@ -1030,12 +1043,6 @@ class QuireStateStoreProvider
     }
     throw new IllegalStateException("not reached")
   }
-
-  /** Tells Spark's coordinator of the base that there is, so that it knows which stores lag. */
-  private def reportBase(base: Version): Unit =
-    if (storeConf.reportSnapshotUploadLag) {
-      SparkInternals.reportSnapshot(storeId, hadoopConf, base.number)
-    }
 
   /** Whether it is the bytes of a file that are wrong, and not the way to them. */
   private def isBeyondDoubt(damage: Throwable): Boolean = damage match {

@@ -292,7 +292,7 @@ def test_a_delta_is_the_same_as_that_of_copied_pages():
 
 
 def test_what_changed_in_place_is_told_from_the_oldest_note_on():
-    """Of a page with few changes the notes are all that is looked at; of one with many, or copied since, all of it is."""
+    """Of a page with few changes only the notes are looked at; of one with many, or copied since, all of it is."""
     with filled(300, page_size=4096) as pm:
         it = pm.map("it")
         before = dict(it.items())
